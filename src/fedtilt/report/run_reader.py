@@ -175,7 +175,8 @@ def _read_seed(folder: Path, seed: int, fingerprint: Mapping[str, Any]) -> SeedR
             f"{evaluations.counts_file(last)} has no counts of {', '.join(missing)}; restore it from a copy"
         )
     return SeedRun(
-        has_ended=(folder / EARLY_STOP).exists(), seed=seed, history=history, counts={name: counts[name] for name in methods}, total=total,
+        seed=seed, history=history, counts={name: counts[name] for name in methods}, total=total,
+        has_ended=(folder / EARLY_STOP).exists(),
         **_read_federation(folder / "federation.json", fingerprint, *total.shape),
     )  # fmt: skip
 

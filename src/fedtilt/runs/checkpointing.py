@@ -9,6 +9,7 @@ from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.prepare import PreparedRun
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.simulation import Round, simulate_prepared
+from fedtilt.storage.releases import Releases
 from fedtilt.storage.run_folder import Notice, Recorder
 
 CHECKPOINT_SECONDS = 10.0  # the least time between two checkpoints
@@ -28,6 +29,7 @@ def train_rounds(
     kept_round: Callable[[], int | None] = lambda: None,
     until: int | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    releases: Releases | None = None,
 ) -> Round | None:
     """Train from a state to the end of a round, which it returns; None if nothing was left to train.
 
@@ -42,10 +44,13 @@ def train_rounds(
         kept_round: a round whose checkpoint is kept, if it has one; of the round itself one is written
         until: the round; None: the last
         checkpoint_seconds: the least time between two checkpoints
+        releases: counts models with secret noise
     """
     last = prepared.settings.rounds if until is None else until
     saved_at, saved_round = time.monotonic(), 0
-    rounds = simulate_prepared(prepared, state=state, client_states=recorder.client_states, notice=notice)
+    rounds = simulate_prepared(
+        prepared, state=state, client_states=recorder.client_states, notice=notice, releases=releases
+    )
     with contextlib.closing(rounds):  # type: ignore[type-var]
         for r in rounds:
             summaries = record(r)

@@ -36,6 +36,7 @@ from fedtilt.simulation import Round
 from fedtilt.storage.fingerprint import check_other_seeds, continued, fingerprint_of
 from fedtilt.storage.predictions import has_predictions, is_small, read_prediction, write_predictions
 from fedtilt.storage.provenance import environment, is_started, read_record, record_environment, seed_folder
+from fedtilt.storage.releases import Releases
 from fedtilt.storage.run_folder import InMemoryRun, Notice, Recorder, RunFolder, model_description
 
 
@@ -141,6 +142,7 @@ def train_to_end(
     for text in prepared.notices:
         callback.on_notice(text)
     state = recorder.begin(fingerprint, callback.on_notice)
+    prepared, releases = _within_releases(prepared, recorder, 0 if state is None else state.round, callback.on_notice)
     recorder.describe(
         clients=federation.client_names,
         group=federation.group,
@@ -186,7 +188,7 @@ def train_to_end(
             with started(callback, run_start):
                 last = train_rounds(
                     prepared, recorder, state, record=record, on_round=on_round, notice=callback.on_notice,
-                    checkpoint_seconds=checkpoint_seconds, kept_round=lambda: check.kept_round,
+                    checkpoint_seconds=checkpoint_seconds, kept_round=lambda: check.kept_round, releases=releases,
                 )  # fmt: skip
             state = state if last is None else last.state
         assert state is not None  # there is at least one round, trained now or before
@@ -227,6 +229,26 @@ def _trained_run(
         "the run", fingerprint, recorder.description(), recorder.constants(), server,
         lambda method, client: states.get((method, client)), round, evaluation,
     )  # fmt: skip
+
+
+def _within_releases(
+    prepared: PreparedRun, recorder: Recorder, done: int, notice: Notice
+) -> tuple[PreparedRun, Releases | None]:
+    """With secret noise: the run up to the round that the budget still allows, and the count of its models."""
+    mechanism = prepared.mechanism
+    if mechanism is None or mechanism.seed is not None:
+        return prepared, None
+    releases = Releases(recorder.privacy_file, done)
+    settings, notices = mechanism.within_budget(prepared.settings, done=done, releases=releases.count)
+    for text in notices:
+        notice(text)
+    evaluated = {round for rounds in recorder.evaluations.history.values() for round, _ in rounds}
+    if settings.rounds <= done < prepared.settings.rounds and done not in evaluated:
+        raise InputError(
+            f"privacy: rounds that were repeated have used up the budget epsilon = {mechanism.budget:g} before the "
+            f"evaluation of round {done}; start again in another folder"
+        )
+    return prepared._replace(settings=settings), releases
 
 
 def _notice_screened(round: Round, known: set[tuple[str, int]], notice: Notice) -> None:

@@ -34,6 +34,7 @@ from fedtilt.models import ModelSource
 from fedtilt.parts import Tensors
 from fedtilt.simulation.client_training import merge_equal, plan_client, store_states, train_clients
 from fedtilt.simulation.round import Round
+from fedtilt.storage.releases import Releases
 from fedtilt.training.precision import fp32_deterministic
 
 
@@ -86,6 +87,7 @@ def simulate_prepared(
     state: FederationState | None = None,
     client_states: ClientStates | None = None,
     notice: Callable[[str], None] | None = None,
+    releases: Releases | None = None,
 ) -> Iterator[Round]:
     """`simulate` with checked inputs.
 
@@ -94,6 +96,7 @@ def simulate_prepared(
         state: see `simulate`
         client_states: see `simulate`
         notice: called with messages for the user, which else are warnings
+        releases: counts models with secret noise; default: from those of the state on
     """
     methods, device = prepared.methods, prepared.device
     if state is None:
@@ -109,14 +112,16 @@ def simulate_prepared(
             needed = initial_server(m, prepared.parts, prepared.federation.clients, prepared.net)
             check_state(state.server[m.name], needed, f"the state of the server for method {m.name!r}")
         state.server = {m.name: _to(device, state.server[m.name]) for m in methods}
-    return _rounds(prepared, state, notice or (lambda text: warn([text])))
+    return _rounds(prepared, state, notice or (lambda text: warn([text])), releases or Releases(None, state.round))
 
 
 def _to(device: torch.device, tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def _rounds(prepared: PreparedRun, state: FederationState, notice: Callable[[str], None]) -> Iterator[Round]:
+def _rounds(
+    prepared: PreparedRun, state: FederationState, notice: Callable[[str], None], releases: Releases
+) -> Iterator[Round]:  # fmt: skip
     federation, settings, device = prepared.federation, prepared.settings, prepared.device
     prepared.net.to(device)
     if state.round >= settings.rounds:  # nothing is left to train, and no worker to start
@@ -140,7 +145,9 @@ def _rounds(prepared: PreparedRun, state: FederationState, notice: Callable[[str
                 try:
                     restart.save(state, on_nodes=executor.on_nodes)
                     again = state.round < yielded
-                    finished = _run_round(prepared, state, executor, test, validation, triggered, collector, again)
+                    finished = _run_round(
+                        prepared, state, executor, test, validation, triggered, collector, releases, again
+                    )
                     if state.round == settings.rounds:
                         state.client_states.fetch_remote()
                 except LostTensorError:
@@ -164,6 +171,7 @@ def _run_round(
     validation: Evaluator | None,
     triggered: Evaluator | None,
     collector: Collector | None,
+    releases: Releases,
     again: bool,
 ) -> Round:
     """Train one round; one that is trained again, after a loss, is not evaluated again."""
@@ -184,6 +192,8 @@ def _run_round(
     # 4. server update; the state changes only after all models have been checked
     check_finite(number, methods, server, updates, kept)
     mechanism = prepared.mechanism and prepared.mechanism.for_round(number)
+    # noise of the seed is the same in a round that is repeated, so it is one model
+    made = releases.add() if mechanism and mechanism.seed is None else number
     roots = train_on_root_sets(prepared, server, number)
     updates = received_updates(prepared, server, updates, roots, number)
     updated = {
@@ -218,7 +228,7 @@ def _run_round(
         backend=prepared.backend,
         screened={name: {**update.bounded, **update.rejected} for name, update in updated.items()},
         attack_success=_attack_success(methods, state, triggered) if evaluate and triggered else {},
-        privacy=mechanism.loss(number) if mechanism and evaluate else None,
+        privacy=mechanism.loss(made) if mechanism and evaluate else None,
         _net=prepared.net,
         _parts={m.name: prepared.parts.keeping(m.local_names) for m in methods},
         client_names=federation.client_names,

@@ -12,6 +12,7 @@ counts/round-00040.safetensors                 correct predictions, or errors, p
 predictions.safetensors                        what the last models predict on the test data
 checkpoints/round-00040/                       server states, and a manifest with hashes; the last two
 clients/states-000012                          client states, many in one file
+privacy.json                                   with secret noise: how many models were made, also in repeated rounds
 
 Everything has a digest, and is checked when it is read.
 """
@@ -57,6 +58,7 @@ class RunFolder:
         self.client_states = ClientStates(folder / "clients", memory_limit)
         self.evaluations = Evaluations(folder)
         self.checkpoints = Checkpoints(folder, self.client_states)
+        self.privacy_file = folder / "privacy.json"
         self._has_constants = False
 
     # -- start and resume --------------------------------------------------------------------------------------------
@@ -257,6 +259,7 @@ class InMemoryRun:
     def __init__(self, memory_limit: int) -> None:
         self.client_states = ClientStates(None, memory_limit)
         self.evaluations = EvaluationHistory()
+        self.privacy_file = None
 
     def begin(self, fingerprint: Mapping[str, Any], notice: Notice) -> None:
         """No-op: there is no earlier state."""

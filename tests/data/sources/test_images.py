@@ -10,7 +10,7 @@ from PIL import Image
 
 from fedtilt.data import Federation, images
 from fedtilt.data.sources.images import describe_images
-from fedtilt.errors import InputError
+from fedtilt.errors import InputError, InputWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.InputWarning")  # these data sets are small
 
@@ -104,6 +104,26 @@ def test_the_cache_is_used_until_an_image_or_a_setting_changes(tmp_path, cache):
     changed = images(root)
     assert 77 in torch.cat([changed.x_train, changed.x_test])[:, 0, 0, 0].tolist()
     assert len(list(cache.iterdir())) == 3
+
+
+def test_from_a_damaged_cache_the_images_are_decoded_again(tmp_path, cache):
+    root = folder(tmp_path / "pets", ["cat", "dog"])
+    data = images(root)
+    x_train, x_test = data.x_train.clone(), data.x_test.clone()  # it maps the file
+    (file,) = cache.iterdir()
+    content = file.read_bytes()
+    damages = [content[: len(content) // 2], content[:-1], b"", content + b"x"]
+    damages += [
+        content[:at] + bytes([content[at] ^ (1 << at % 8)]) + content[at + 1 :] for at in range(0, len(content), 9)
+    ]
+    for damaged in damages:
+        file.write_bytes(damaged)
+        with pytest.warns(InputWarning, match=r"\.npy was damaged: the images are decoded again"):
+            again = images(root)
+        assert torch.equal(again.x_train, x_train)
+        assert torch.equal(again.x_test, x_test)
+        assert [path.name for path in cache.iterdir()] == [file.name]
+        assert file.read_bytes() == content
 
 
 def test_both_splits_are_views_of_the_mapped_file(tmp_path, cache):
