@@ -31,7 +31,9 @@ PLAIN: Keys = {  # six clients of unequal size in a round, two rounds, one metho
     "methods.lam": 1.0,
     "methods.mu": 0.1,
 }
-OWN_CLIENTS: Keys = {"clients.count": None, "train.participation": 0.5, "train.batch_size": 5}
+OWN_CLIENTS: Keys = {
+    "clients.count": None, "train.participation": 0.5, "train.batch_size": 5, "train.baselines": False,
+}  # fmt: skip
 TABLE: Keys = OWN_CLIENTS | {"data.file": "table.csv", "data.target": "ill", "data.client": "site"}
 MESSY: Keys = TABLE | {"data.file": "messy.csv", "data.decimal": "."}
 IMAGES: Keys = OWN_CLIENTS | {"data.images": "images"}
@@ -121,6 +123,7 @@ CASES: dict[str, Case] = {
     "train.screen": Case(1.01),
     "train.audit": Case(True),
     "train.eval_every": Case(2),
+    "train.baselines": Case(True),
     "privacy.clip": Case(0.2, PRIVACY),
     "privacy.noise": Case(3.0, PRIVACY),
     "privacy.epsilon": Case(2.0, PRIVACY),

@@ -56,7 +56,7 @@ def prepare(
         raise InputError(
             f"federation must be a Federation, such as ft.Federation.build(data), got {type(federation).__name__}"
         )
-    settings = settings.for_task(federation.dataset.task)
+    settings = settings.for_task(federation.dataset.task).for_counts(federation.class_counts().sum(0).tolist())
     check_bad_share(methods, settings.clients_per_round(federation.clients))
     _check_root_samples(methods, federation)
     notices: tuple[str, ...] = ()

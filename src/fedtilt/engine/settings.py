@@ -4,7 +4,7 @@ import difflib
 import functools
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self, TypeVar, cast
 
@@ -16,7 +16,7 @@ from fedtilt.config.named import NamedSettings, named_settings
 from fedtilt.config.setting_fields import check_fields_used, check_value, setting, takes_settings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import import_function, is_function_path
-from fedtilt.losses import LOSSES, CrossEntropy, Loss, losses_for
+from fedtilt.losses import LOSSES, ClassLoss, CrossEntropy, Loss, losses_for
 from fedtilt.math.losses import SampleLoss
 from fedtilt.methods import Method, check_methods, component_of
 from fedtilt.methods.server_optimizers import SERVER_OPTIMIZERS
@@ -135,6 +135,13 @@ class TrainSettings:
         named=STOPS,
         example="patience",
     )
+    baselines: bool | None = setting(
+        None,
+        "whether to end with what the methods are compared with: the majority class or the mean, every client alone "
+        "and, of tables, scikit-learn on all clients' rows; default: true in a spec for data of your own, else when "
+        "result.baselines is used",
+        example=True,
+    )
     device: str = setting(
         "auto", "where to train; auto: cuda if there is one; cuda:all: on all GPUs of this machine", in_table=False
     )
@@ -252,6 +259,11 @@ class TrainSettings:
                 f"loss = {self.loss.label!r} is not for {task}; choose one of {', '.join(names)}, or leave it out"
             )
         return replace(self, loss=names[0]) if self.loss is None else self
+
+    def for_counts(self, counts: Sequence[int]) -> Self:
+        """The settings with class weights for these training samples of every class at all clients."""
+        loss = self.loss.for_counts(counts) if isinstance(self.loss, ClassLoss) else self.loss
+        return self if loss is self.loss else replace(self, loss=loss)
 
     @property
     def on_cluster(self) -> bool:

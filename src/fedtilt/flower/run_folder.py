@@ -223,6 +223,7 @@ class ServerRunFolder:
         assert state is not None
         counts, total = self._run_folder.evaluations.counts(state.round)
         of_method = MethodResult(
+            name=self._method,
             method=self._task.method,
             history=self._run_folder.evaluations.history[self._method],
             sums=counts[self._method].evaluated,

@@ -26,6 +26,7 @@ from fedtilt.locks import locked
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.parts import constants_of
+from fedtilt.runs.baselines import baselines_of
 from fedtilt.runs.callback import Callback, Callbacks, RunStart, started
 from fedtilt.runs.checkpointing import CHECKPOINT_SECONDS, MEMORY_LIMIT, Summaries, train_rounds
 from fedtilt.runs.export import export_of
@@ -194,7 +195,7 @@ def train_to_end(
         assert state is not None  # there is at least one round, trained now or before
         state = _end(recorder, state, rounds, check, callback.on_notice)
     _store_predictions(prepared, recorder, state)
-    return _result(prepared, recorder, state, _trained_run(recorder, state, fingerprint))
+    return _result(prepared, recorder, state, _trained_run(recorder, state, fingerprint), callback.on_notice)
 
 
 def _end(recorder: Recorder, state: FederationState, rounds: int, check: StopCheck, notice: Notice) -> FederationState:
@@ -261,15 +262,16 @@ def _notice_screened(round: Round, known: set[tuple[str, int]], notice: Notice) 
 
 
 def _result(
-    prepared: PreparedRun, recorder: Recorder, state: FederationState, trained: Callable[[], TrainedRun]
+    prepared: PreparedRun, recorder: Recorder, state: FederationState, trained: Callable[[], TrainedRun], notice: Notice
 ) -> Result:
-    evaluations = recorder.evaluations
+    evaluations, compared = recorder.evaluations, partial(baselines_of, prepared, recorder, state.round, notice)
     counts, total = evaluations.counts(state.round)
     net = copy.deepcopy(prepared.net).cpu()
     groups = group_names(prepared.federation)
     return Result(
         {
             m.name: MethodResult(
+                name=m.name,
                 method=m,
                 history=evaluations.history[m.name],
                 sums=counts[m.name].evaluated,
@@ -290,6 +292,7 @@ def _result(
         prepared.federation,
         _plot,
         partial(_export, trained),
+        compared() if prepared.settings.baselines else compared,
     )
 
 

@@ -10,6 +10,7 @@ constants.safetensors                          frozen parameters and initial buf
 metrics.jsonl                                  one line per evaluated round and method
 counts/round-00040.safetensors                 correct predictions, or errors, per client and class or group
 predictions.safetensors                        what the last models predict on the test data
+baselines/                                     metrics, counts and predictions of what the methods are compared with
 checkpoints/round-00040/                       server states, and a manifest with hashes; the last two
 clients/states-000012                          client states, many in one file
 privacy.json                                   with secret noise: how many models were made, also in repeated rounds
@@ -48,6 +49,11 @@ if TYPE_CHECKING:  # Arrow is for tables alone
 EARLY_STOP = "early_stop.json"
 _MAX_NAMES = 12  # of damaged clients in a message
 Notice = Callable[[str], None]
+
+
+def baselines_folder(folder: Path) -> Path:
+    """The folder of the baselines in that of a seed."""
+    return folder / "baselines"
 
 
 class RunFolder:

@@ -242,7 +242,7 @@ def _loss(job: LocalJob, classes: int) -> _Loss:
         loss.number_scale, loss.huber_delta = 1.0, job.loss.delta
     if isinstance(job.loss, ClassLoss):
         job.loss.check_classes(classes)
-        weights, settings = job.loss.class_weights, job.loss.settings(all=True)
+        weights, settings = job.loss.weights, job.loss.settings(all=True)
         loss.label_smoothing, loss.gamma = settings.get("label_smoothing", 0.0), settings.get("gamma", 0.0)
         loss.gce_q, loss.alpha = settings.get("exponent", 0.0), settings.get("alpha", 1.0)
         loss.reverse = REVERSE * settings.get("beta", 0.0)
