@@ -26,7 +26,7 @@ from fedtilt.runs.run import run
 _TARGET, _SPLIT = "fedtilt target", "fedtilt split"  # columns that are added to the user's
 
 
-class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class FairClassifier(ClassifierMixin, BaseEstimator):
     """Trains a federation on one table, and predicts every row with the model of its client.
 
     It takes part in pipelines, cross-validation and grid searches of scikit-learn. All rows are training data: measure
@@ -90,7 +90,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
-            federation = Federation.build(data, **({} if client else {"clients": 1, "partition": "iid"}))
+            clients, partition = (None, None) if client else (1, "iid")
+            federation = Federation.build(data, clients=clients, partition=partition)
         for warning in found:
             if "test" not in str(warning.message):  # the test rows are no finding
                 warnings.warn(warning.message, stacklevel=2)
@@ -105,8 +106,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._schema: Schema = data.schema
         self._outputs = [data.class_names.index(name) for name in names]  # of `classes_`, which may be sorted otherwise
         self._shared: nn.Module = trained.shared.eval()
-        names = trained.client_names if client else ()
-        self._own = {n: trained.model(n).eval() for n in names if trained.has_own_model(n)}
+        own = [name for name in trained.client_names if client and trained.has_own_model(name)]
+        self._own = {name: trained.model(name).eval() for name in own}
         self.n_iter_ = trained.history[-1][0]
         return self
 
