@@ -19,6 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if "cuda" not in config.getoption("markexpr").replace("not cuda", ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray listens on loopback alone; it reads this when imported
+    os.environ["FEDTILT_ALLOW_ROOT"] = "1"  # tests may run as root, as in a container
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fedtilt as ft
-from fedtilt.engine.initial_model import build_initial_model
+from fedtilt.engine.initial_model import build_initial_model, load_initial_weights
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputWarning
-from fedtilt.initial_weights import load_initial_weights
 from tests.helpers.recipe_model import RecipeModel
 
 SHAPE, CLASSES = (4,), 3

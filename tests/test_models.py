@@ -65,7 +65,6 @@ def test_flat_and_back() -> None:
         (lambda: models.mlp((4,), 2, hidden=64), "hidden must be a list of sizes, such as (64, 64), got 64"),
         (lambda: models.mlp((4,), 0), "classes must be a whole number ≥ 1, got 0"),
         (lambda: models.cnn((1, 8, 8), 2, channels=()), "channels must list a size for every block"),
-        (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(2)), "the model has lazy layers"),
         ("mlp", "model must be an nn.Module or a function such as ft.models.mlp, got 'mlp'"),
         (nn.Linear, "the model function Linear needs 'in_features', but is called with input_shape and classes only"),
         (nn.Linear, "pass a function that needs no more, such as lambda: Linear(...)"),

@@ -187,7 +187,7 @@ def test_the_library_never_loads_code_from_data() -> None:
     forbidden = ("pickle", "torch.load(", "eval(", "yaml", "exec(")
     for path in (ROOT / "src").rglob("*.py"):
         code = "\n".join(line for line in path.read_text().splitlines() if not line.strip().startswith(("#", '"""')))
-        code = code.replace(".eval(", "").replace("allow_pickle=False", "")
+        code = code.replace(".eval(", "").replace("allow_pickle=False", "").replace("credentials.yaml", "")
         matches = [word for word in forbidden if re.search(rf"\b{re.escape(word)}", code)]
         assert not matches, f"{path.name} uses {matches}"
 

@@ -6,6 +6,7 @@ from fedtilt import methods as methods
 from fedtilt import models as models
 from fedtilt import optimizers as optimizers
 from fedtilt import schedules as schedules
+from fedtilt import stopping as stopping
 from fedtilt import testing as testing
 from fedtilt.attacks.attack import Attack as Attack
 from fedtilt.auditing.labels import audit as audit
@@ -27,6 +28,9 @@ from fedtilt.methods import term as term
 from fedtilt.privacy.privacy import Privacy as Privacy
 from fedtilt.runs import trackers as trackers
 from fedtilt.runs.callback import Callback as Callback
+from fedtilt.runs.estimator import FairClassifier as FairClassifier
+from fedtilt.runs.predictor import Predictor as Predictor
+from fedtilt.runs.predictor import load as load
 from fedtilt.runs.run import run as run
 from fedtilt.runs.spec_run import resume as resume
 from fedtilt.simulation import Round as Round

@@ -1,12 +1,24 @@
-"""Functions of the user that a spec names."""
+"""Import what is named at run time: packages that are extras, and functions of the user that a spec names."""
 
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 from fedtilt.errors import InputError
+
+
+def import_extra(module: str, what: str, extra: str) -> Any:
+    """A package of an extra, or an InputError that says what needs it, and how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # it is installed, and imports another that is not
+        package = {"PIL.Image": "Pillow", "dp_accounting": "dp-accounting", "ray": "Ray"}.get(module, module)
+        raise InputError(f'{what} needs {package}, which is not installed; pip install "fedtilt[{extra}]"') from None
 
 
 def is_function_path(path: str) -> bool:
@@ -19,19 +31,25 @@ def is_function_path(path: str) -> bool:
     return function_name.isidentifier() and all(part.isidentifier() for part in module_name.split("."))
 
 
-def check_name(name: str, what: str, choices: Iterable[str]) -> None:
-    """Raise InputError for a name that is neither built in nor a function's; nothing is imported."""
-    if name not in choices and not is_function_path(name):
-        raise InputError(
-            f"unknown {what} {name!r}; choose one of {', '.join(choices)}, or name your own function as "
-            "package.module:function"
-        )
-
-
 def find_modules_in(folder: str | os.PathLike[str]) -> None:
     """Let `import_function` find modules in this folder; it stays, for a function may import more when it is called."""
     if (path := os.path.abspath(folder)) not in sys.path:
         sys.path.insert(0, path)
+
+
+def function_path(function: Callable[..., object]) -> str | None:
+    """The name with which `import_function` finds a function or class; None: it has none, as a lambda or a script's."""
+    module_name, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    found = getattr(sys.modules.get(module_name or ""), name, None)
+    return f"{module_name}:{name}" if found is function and module_name != "__main__" else None
+
+
+def is_in_current_folder(path: str) -> bool:
+    """Whether the module of `package.module:function` is a file in the current folder, not an installed one."""
+    if not is_function_path(path):
+        return False
+    file = Path.cwd().joinpath(*path.partition(":")[0].split("."))
+    return file.with_suffix(".py").is_file() or (file / "__init__.py").is_file()
 
 
 def import_function(path: str, what: str) -> Callable[..., Any]:

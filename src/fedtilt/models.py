@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from fedtilt.data.inputs import Shape as InputShape
 from fedtilt.data.targets import NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.files import read_metadata, read_tensors
+from fedtilt.imports import function_path, import_function, is_function_path, is_in_current_folder
 
 Shape = Sequence[int]
 ModelSource = nn.Module | Callable[..., nn.Module]
@@ -108,8 +109,47 @@ def build(source: ModelSource, input_shape: InputShape, classes: int, seed: int)
     else:
         with seeds.seeded_global_rng(seed % 2**63):
             model = _call(source, input_shape, classes)
+    if _name_of(source) is None:
+        _fit(model, input_shape, classes, seed)
     check(model)
     return model.cpu()
+
+
+def _fit(model: nn.Module, input_shape: InputShape, outputs: int, seed: int) -> None:
+    """Initialise lazy layers, and let a model with one logit return two: 0 and the logit."""
+    is_lazy = any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters())
+    if not is_lazy and outputs != 2:
+        return
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad(), seeds.seeded_global_rng(seed % 2**63):
+            found = random_output(model.cpu().eval(), input_shape)
+    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+        if is_lazy:
+            raise InputError(f"the lazy layers do not take samples of shape {input_shape}: {error}") from error
+        return  # the check on real samples names the problem
+    for module, mode in modes.items():
+        module.training = mode
+    if outputs == 2 and isinstance(found, Tensor) and (found.dim() == 1 or found.shape[1:] == (1,)):
+        model.register_forward_hook(_two_logits)
+
+
+def _two_logits(model: nn.Module, inputs: object, output: Any) -> Tensor:
+    """One logit of the second class as those of two: the cross-entropy is that of a sigmoid."""
+    logit = output_logits(output).reshape(-1, 1)
+    return torch.cat([torch.zeros_like(logit), logit], 1)
+
+
+def random_output(model: nn.Module, input_shape: InputShape) -> Tensor:
+    """The logits of two random samples; a model of tokens does not take random numbers, and gets zeros and ones."""
+    shapes = input_shape if isinstance(input_shape, dict) else {"": input_shape}
+    generator = torch.Generator().manual_seed(0)  # not torch's global one, which lazy layers are initialised with
+    numbers = {key: torch.randn(2, *shape, generator=generator) for key, shape in shapes.items()}
+    tokens = {key: torch.randint(2, (2, *shape), generator=generator) for key, shape in shapes.items()}
+    try:
+        return logits(model, numbers if isinstance(input_shape, dict) else numbers[""])
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return logits(model, tokens if isinstance(input_shape, dict) else tokens[""])
 
 
 def build_without_storage(source: ModelSource, input_shape: InputShape, classes: int) -> nn.Module | None:
@@ -170,51 +210,120 @@ def in_target_unit(model: nn.Module, target: NumericTarget | None) -> nn.Module:
     return model if target is None else InTargetUnit(model, target.mean, target.deviation).eval()
 
 
-def load(path: str | os.PathLike[str]) -> nn.Module:
-    """Load a model that `fedtilt export` wrote, ready to predict; numbers are in the unit of the target.
+def load(path: str | os.PathLike[str], model: ModelSource | str | None = None) -> nn.Module:
+    """Load a model that `fedtilt export` wrote, as a module; numbers are in the unit of the target.
 
-    Build a custom model yourself, then `load_state_dict`.
+    `ft.load` also prepares new data for it, and names its predictions.
+
+    Args:
+        path: the safetensors file
+        model: what the weights belong to, if the file does not say: a module, a function that returns one, or the name
+            of a function, such as "mymodels:net"
     """
-    return build_exported(read_tensors(Path(path)), read_metadata(Path(path)), path)
+    return build_exported(read_tensors(Path(path)), read_metadata(Path(path)), path, model)
 
 
 def build_exported(
-    tensors: Mapping[str, Tensor], metadata: Mapping[str, str], source: str | os.PathLike[str]
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    source: str | os.PathLike[str],
+    model: ModelSource | str | None = None,
+    *,
+    trusted: bool = False,
 ) -> nn.Module:
-    """A model from the tensors and the metadata of an export; `source` is named in errors."""
-    if "model" not in metadata:
+    """A model from the tensors and the metadata of an export.
+
+    Args:
+        tensors: its state
+        metadata: of the export
+        source: where it comes from, for messages
+        model: see `load`
+        trusted: whether the metadata may name any function that can be imported, as the user's own run folder may
+    """
+    if "model" not in metadata and model is None:
         raise InputError(
-            f"{source} does not say how to build its model: it is a custom model, or was exported by an older version; "
-            "build the model, then model.load_state_dict(safetensors.torch.load_file(...))"
+            f"{source} does not say how to build its model, which was no function that can be imported: pass it as "
+            "model=…, such as ft.load(path, model=net), or --model mymodels:net"
         )
     try:
-        arguments = json.loads(metadata["model"])
-        model = MODELS[arguments.pop("name")](**arguments)
-        model.load_state_dict(tensors)
+        net = _build_recipe(json.loads(metadata.get("model", "{}")), metadata, source, model, trusted=trusted)
+        net.load_state_dict(tensors)
         if "target" in metadata:
-            model = InTargetUnit(model, **json.loads(metadata["target"]))
+            net = InTargetUnit(net, **json.loads(metadata["target"]))
+    except InputError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         why = " ".join(str(error).split())  # torch writes one line per mismatch
         raise InputError(f"the weights in {source} do not match its metadata ({why}); export it again") from error
-    return model.eval()
+    return net.eval()
+
+
+def _build_recipe(
+    recipe: Mapping[str, Any],
+    metadata: Mapping[str, str],
+    source: object,
+    model: ModelSource | str | None,
+    *,
+    trusted: bool,
+) -> nn.Module:
+    """The model of a recipe, or of `model` in its place."""
+    if model is None and recipe["name"] in MODELS:
+        return MODELS[recipe["name"]](**{key: value for key, value in recipe.items() if key != "name"})
+    own: Any = import_function(model, "model") if isinstance(model, str) else model
+    if own is None:
+        own = _imported(recipe["name"], source, trusted=trusted)
+    if not isinstance(own, nn.Module):
+        own = functools.partial(own, **recipe.get("arguments", {}))
+    outputs = 1 if "target" in metadata else len(json.loads(metadata["classes"]))
+    return build(own, exported_shape(metadata), outputs, seed=0)
+
+
+def exported_shape(metadata: Mapping[str, str]) -> InputShape:
+    """The shape of one sample, in the metadata of an export; earlier versions had it in the recipe alone."""
+    has_shape = "input_shape" in metadata
+    shape = json.loads(metadata["input_shape"]) if has_shape else json.loads(metadata["model"])["input_shape"]
+    return {key: tuple(part) for key, part in shape.items()} if isinstance(shape, dict) else tuple(shape)
+
+
+def _imported(path: str, source: object, *, trusted: bool) -> Callable[..., nn.Module]:
+    """The function that a file names; a file from elsewhere must not choose which installed code runs."""
+    if not is_function_path(path):
+        raise ValueError(f"there is no model {path!r}")
+    if not trusted and not is_in_current_folder(path):
+        raise InputError(
+            f"{source} needs the function {path} to build its model, and it is not in the current folder; start in the "
+            f"folder of its module or, if you trust it, name it: --model {path} (model={path!r} in Python)"
+        )
+    return import_function(path, f"the model of {source}")
 
 
 def recipe(source: ModelSource, input_shape: InputShape, classes: int) -> dict[str, Any] | None:
-    """The name and arguments to build one of `MODELS` again; None for any other model.
+    """The name and arguments to build a model again; None if it is no function that can be imported.
 
     >>> recipe(functools.partial(mlp, hidden=(64,)), (8,), 3)
     {'name': 'mlp', 'input_shape': [8], 'classes': 3, 'hidden': [64]}
     """
-    name = _name_of(source)
-    if name is None or isinstance(source, nn.Module):
+    if isinstance(source, nn.Module):
         return None
     args, keywords = (source.args, source.keywords) if isinstance(source, functools.partial) else ((), {})
+    name = _name_of(source)
+    if name is None:
+        path = function_path(source.func if isinstance(source, functools.partial) else source)
+        return None if path is None or args or not _is_json(keywords) else {"name": path, "arguments": dict(keywords)}
     shapes = {"input_shape": input_shape, "classes": classes}
     shapes = {key: value for key, value in shapes.items() if key in inspect.signature(source).parameters}
     call = inspect.signature(MODELS[name]).bind(*args, **keywords | shapes)
     call.apply_defaults()
     arguments = {key: [int(n) for n in v] if isinstance(v, Iterable) else int(v) for key, v in call.arguments.items()}
     return {"name": name} | arguments
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _check_callable(parameters: Iterable[inspect.Parameter], arguments: Container[str], name: str) -> None:
@@ -238,8 +347,6 @@ def check(model: nn.Module) -> None:
             )
         if isinstance(layer, torch.jit.ScriptModule | nn.DataParallel):
             raise InputError(f"a {type(layer).__name__} does not take other parameters; pass the module inside it")
-    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
-        raise InputError("the model has lazy layers, whose weights are not initialised yet; give them their sizes")
     trained = trained_parameters(model)
     if not trained:
         frozen = sum(1 for _ in model.parameters())
@@ -273,19 +380,38 @@ def vector_to_parameters(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
 
 
 def logits(model: nn.Module, x: Inputs) -> Tensor:
-    """The model's output for a batch; inputs by name are arguments, and of an output object it is `.logits`."""
+    """The model's logits for a batch; inputs by name are arguments."""
     return output_logits(model(**x) if isinstance(x, dict) else model(x))
 
 
 def functional_logits(model: nn.Module, tensors: Mapping[str, Tensor], x: Inputs) -> Tensor:
     """`logits` with other parameters and buffers; those that are not named are the model's."""
     args, arguments = ((), x) if isinstance(x, dict) else ((x,), {})
-    return output_logits(functional_call(model, dict(tensors), args, arguments))
+    # tie_weights=True would leave a module that has two names with these tensors for good
+    return output_logits(functional_call(model, _with_tied(model, tensors), args, arguments, tie_weights=False))
+
+
+def _with_tied(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, tied ones under all their names; a module that has two names has its tensors once."""
+    found, first_name = dict(tensors), dict[int, str]()
+    for prefix, module in model.named_modules():
+        for key, value in (*module._parameters.items(), *module._buffers.items()):
+            name = f"{prefix}.{key}" if prefix else key
+            first = first_name.setdefault(id(value), name)
+            if value is not None and first != name and first in tensors:
+                found[name] = tensors[first]
+    return found
 
 
 def output_logits(output: Any) -> Tensor:
-    """A tensor as it is; the `.logits` of an output object, as the models of Hugging Face return."""
-    return output if isinstance(output, Tensor) else getattr(output, "logits", output)
+    """The logits in what a model returns: a tensor, the first of a tuple, `["logits"]`, or `.logits` of an object."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping) and "logits" in output:  # also the outputs of Hugging Face
+        return cast(Tensor, output["logits"])
+    if isinstance(output, tuple | list) and output:
+        return cast(Tensor, output[0])
+    return cast(Tensor, getattr(output, "logits", output))
 
 
 def copy_with_parameters(model: nn.Module, parameters: Mapping[str, Tensor]) -> nn.Module:

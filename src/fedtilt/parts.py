@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from fedtilt import seeds
 from fedtilt.data.inputs import Shape
 from fedtilt.errors import InputError
-from fedtilt.models import copy_with_parameters, logits, parameters_to_vector, trained_parameters
+from fedtilt.models import copy_with_parameters, parameters_to_vector, random_output, trained_parameters
 
-Tensors = Mapping[str, Tensor]  # a named set of tensors: what a client or the server keeps between rounds
+Tensors = Mapping[str, Tensor]  # a named set of tensors: the state of a client or of the server
 
 LAST_LAYER = "last"  # a pattern of parameter names: those of the last layer, unless a layer has this name
 
@@ -222,24 +222,9 @@ def changing_buffers(model: nn.Module, input_shape: Shape) -> tuple[str, ...]:
     net = copy_with_parameters(model, trained_parameters(model)).train()
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}
     with torch.no_grad(), seeds.seeded_global_rng(0):
-        _forward_random(net, input_shape)
+        random_output(net, input_shape)
     changed = {_layer_of(name) for name, buffer in net.named_buffers() if not torch.equal(buffer, before[name])}
     return tuple(name for name in names if _layer_of(name) in changed)
-
-
-def _forward_random(net: nn.Module, input_shape: Shape) -> None:
-    """A forward pass on two random samples; a model of tokens raises for random numbers and takes zeros and ones."""
-    shapes = input_shape if isinstance(input_shape, dict) else {"": input_shape}
-    numbers = {key: torch.randn(2, *shape) for key, shape in shapes.items()}
-    tokens = {key: torch.randint(2, (2, *shape)) for key, shape in shapes.items()}
-    for inputs in (numbers, tokens):
-        try:
-            logits(net, inputs if isinstance(input_shape, dict) else inputs[""])
-        except (RuntimeError, TypeError, ValueError, IndexError):
-            if inputs is tokens:
-                raise
-        else:
-            return
 
 
 def _layer_of(name: str) -> str:
@@ -281,10 +266,12 @@ def _digest(values: Tensor) -> str:
 
 
 def tied_parameters(net: nn.Module) -> dict[str, str]:
-    """Tied parameters: every further name of a parameter, with its first name."""
-    first_name = {id(p): name for name, p in net.named_parameters()}
-    all_names = net.named_parameters(remove_duplicate=False)
-    return {name: first_name[id(p)] for name, p in all_names if first_name[id(p)] != name}
+    """Tied parameters and stored buffers: every further name of one, with its first name."""
+    first_name = {id(value): name for name, value in (*net.named_parameters(), *net.named_buffers())}
+    stored = net.state_dict()
+    all_names = (*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False))
+    named = {name: first_name[id(value)] for name, value in all_names if name in stored}
+    return {name: first for name, first in named.items() if first != name}
 
 
 def constants_of(net: nn.Module, parts: Parts) -> dict[str, Tensor]:

@@ -54,17 +54,15 @@ def test_a_new_project_has_a_majority_or_says_that_it_has_none(tmp_path: Path) -
 def test_a_project_reads_a_sites_own_table(tmp_path: Path) -> None:
     deploy("new", tmp_path / "mine")
     (tmp_path / "table.csv").write_text("dose,diagnosis\n" + "".join(f"{n},{'ab'[n % 2]}\n" for n in range(40)))
-    for config, printed in (
-        (f"{{'data': {str(tmp_path / 'table.csv')!r}}}", "30 dose"),
-        ("{}", "the table function returned None; give the SuperNode its table"),
-    ):
-        code = (
-            "from federation.task import TASK; task = TASK.resolve({})\n"
-            f"site = TASK.site_summary(task, 0, {{'partition-id': 0}} | {config})\n"
-            "print(site.rows, *(column.name for column in site.columns))"
-        )
-        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "mine", capture_output=True, text=True)
-        assert printed in done.stdout + done.stderr
+    code = (
+        "from federation.task import TASK; task = TASK.resolve({})\n"
+        f"site = TASK.site_summary(task, 0, {{'partition-id': 0, 'data': {str(tmp_path / 'table.csv')!r}}})\n"
+        "print(site.rows, *(column.name for column in site.columns), flush=True)\n"
+        "TASK.site_summary(task, 0, {'partition-id': 0})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "mine", capture_output=True, text=True)
+    assert done.stdout == "30 dose\n"
+    assert "the table function returned None; give the SuperNode its table" in done.stderr
 
 
 def test_example_tables_are_the_sites_of_a_local_cluster(tmp_path: Path) -> None:
@@ -110,6 +108,37 @@ def test_bad_input_gives_a_one_line_error(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["up", "mine"],
+        ["server", "home", "--host", "fl.example.org"],
+        ["site", "home", "--site", "0", "--server", "a:1", "--ca", "mine/pyproject.toml"],
+    ],
+)
+def test_nothing_starts_or_is_set_up_as_root_unless_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDTILT_ALLOW_ROOT")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    deploy("new", "mine")
+    with pytest.raises(ft.InputError, match=r"as root would run the project's code as root; .* or add --allow-root$"):
+        deploy(*arguments)
+    assert not (tmp_path / "home").exists()
+    assert not (tmp_path / "mine/.fedtilt").exists()
+
+
+def test_a_site_allows_the_project_whose_digest_the_server_prints(tmp_path: Path) -> None:
+    deploy("new", tmp_path / "mine")
+    digest = deploy("digest", tmp_path / "mine").strip()
+    assert deploy("allow", tmp_path / "site", tmp_path / "mine").endswith(f"this site runs {digest}\n")
+    assert deploy("allow", tmp_path / "site", digest).endswith(f"this site runs {digest}\n")
+    assert (tmp_path / "site/allowed_apps").read_text() == f"{digest}\n"
+    with pytest.raises(ft.InputError, match="is not a Flower project"):
+        deploy("allow", tmp_path / "site", tmp_path)
+
+
 def test_the_files_of_a_server_and_a_site_are_usable_and_private(tmp_path: Path) -> None:
     server, site = tmp_path / "server", tmp_path / "site"
     deploy("server", server, "--host", "fl.example.org", "--host", "10.0.0.1")
@@ -128,7 +157,8 @@ def test_the_files_of_a_server_and_a_site_are_usable_and_private(tmp_path: Path)
     for folder in (server, site):
         assert folder.stat().st_mode & 0o077 == 0
     for name in ("server/certificates/ca.key", "server/certificates/server.key", "server/link/executor.secret",
-                 "site/site.key", "site/executor.secret"):  # fmt: skip
+                 "server/link/control.token", "server/flwr/credentials.yaml", "site/site.key", "site/executor.secret",
+                 "site/port/server.key"):  # fmt: skip
         assert (tmp_path / name).stat().st_mode & 0o077 == 0, name
 
 

@@ -120,7 +120,7 @@ def test_data_show_describes_every_column(fedtilt, tmp_path: Path) -> None:
     for arguments, message in (
         (
             ["patients.csv", "--set", "train.rounds=1"],
-            "--set train.rounds=1 sets a key of a spec, and patients.csv is a",
+            "--set train.rounds=1 does not describe a table; set a key of [data]",
         ),
         (
             ["mine.toml", "--target", "x"],

@@ -30,7 +30,7 @@ def test_several_columns_also_give_their_combination() -> None:
     for row in range(len(data.y_train)):
         pair = " & ".join(columns[name].names[int(columns[name].train[row])] for name in ("sex", "age"))
         assert columns["sex & age"].names[int(columns["sex & age"].train[row])] == pair
-    assert set(data.schema.inputs) == {"x1", "x2"}  # groups are no inputs
+    assert set(data.schema.inputs) == {"x1", "x2", "sex = f", "sex = m", "age = old", "age = young"}
 
 
 def test_groups_follow_the_samples_of_every_client_and_split() -> None:
@@ -49,6 +49,31 @@ def test_groups_follow_the_samples_of_every_client_and_split() -> None:
     for split in ("test", "validation"):
         codes = fed.evaluation_groups(split)["sex"]
         assert [("f", "m")[k] for k in codes] == sexes("a", split) + sexes("b", split)
+
+
+def test_a_group_stays_an_input_unless_the_user_says_otherwise() -> None:
+    plain = ft.data.table(frame(), target="ill", client="site")
+    grouped = ft.data.table(frame(), target="ill", client="site", group="sex")
+    assert grouped.schema.columns == plain.schema.columns
+    assert torch.equal(grouped.x_train, plain.x_train)
+    without = ft.data.table(frame(), target="ill", client="site", group="sex", group_is_input=False)
+    dropped = ft.data.table(frame(), target="ill", client="site", drop=["sex"])
+    assert without.schema.columns == dropped.schema.columns
+    assert torch.equal(without.x_train, dropped.x_train)
+    assert without.group_names == grouped.group_names == {"sex": ("f", "m")}
+    again = ft.data.table(frame(), schema=without.schema)  # a schema says which columns are inputs
+    assert torch.equal(again.x_train, without.x_train)
+    with pytest.raises(InputError, match="group_is_input = False, and the schema has 'sex' as an input; correct one"):
+        ft.data.table(frame(), schema=grouped.schema, group_is_input=False)
+    with pytest.raises(InputError, match="group_is_input = False has no effect without group"):
+        ft.data.table(frame(), target="ill", group_is_input=False)
+
+
+def test_a_number_can_be_group_and_input() -> None:
+    table = frame().assign(ward=[f"{n % 3}" for n in range(N)], stage=[n % 4 for n in range(N)])
+    data = ft.data.table(table, target="ill", group=["ward", "stage"])
+    assert [data.schema.column(name).kind for name in ("ward", "stage")] == ["number", "number"]
+    assert data.group_names == {"ward": ("0", "1", "2"), "stage": ("0", "1", "2", "3")}
 
 
 def test_a_schema_carries_the_groups(tmp_path) -> None:

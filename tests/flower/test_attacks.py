@@ -9,7 +9,7 @@ from fedtilt.errors import InputError
 from fedtilt.flower import Task
 from fedtilt.flower.deploy.local_cluster import LocalCluster
 from fedtilt.flower.server import serve
-from fedtilt.runs.spec_run import open_seed
+from fedtilt.runs.trained_run import open_seed
 from fedtilt.storage.run_folder import RunFolder
 from tests.helpers import attacking_site
 from tests.helpers.attacking_site import attacking_app

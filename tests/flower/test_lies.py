@@ -129,18 +129,14 @@ def test_the_extra_column_of_one_site_concerns_that_site_alone(
     assert all(entry["accepted"] == [0, 1, 2, 3] for entry in rounds.values())
 
 
-@pytest.mark.parametrize(
-    ("from_round", "reason"),
-    [(1, "evaluates 10000000 test samples, and trains on 60"), (2, "evaluates 10000000 test samples, and 20 in its")],
-)
-def test_ten_million_tests_do_not_lower_the_accuracy(clinics: Deployment, from_round: int, reason: str) -> None:
+def test_ten_million_tests_do_not_lower_the_accuracy(clinics: Deployment) -> None:
     def tamper(reply: Message, site: int, round: int) -> list[Message]:
-        if site == 3 and reply.metadata.message_type == "evaluate" and round >= from_round:
+        if site == 3 and reply.metadata.message_type == "evaluate":
             metrics = reply.content["metrics"]
             metrics["total"], metrics["shared"] = [5_000_000, 5_000_000], [0, 0]
         return [reply]
 
     clinics.run(tamper)
     rejected = read_json(clinics.home / "run/seed-0/participation.json")["rejected"]["site 3"]
-    assert any(text.startswith(reason) for text in rejected), rejected
+    assert rejected == {"claims 10000000 test samples, and 60 training samples": 3}
     assert accuracy(clinics.home) > 85

@@ -176,8 +176,9 @@ def test_with_a_data_function_the_server_needs_no_data(spec: Path, tmp_path: Pat
         return ft.data.Dataset(name="site", x_train=x, y_train=y, x_test=x[:50], y_test=y[:50], classes=10, image=True)
 
     task = Task(
-        spec=spec, data=data, model=ft.models.logistic, input_shape=digits.input_shape, class_names=digits.class_names
-    )
+        spec=spec, data=data, model=ft.models.logistic, input_shape=digits.input_shape,
+        class_names=digits.class_names, image=True,
+    )  # fmt: skip
     grid = Deployment(task, tmp_path).run()
     replies = [reply for message, reply in grid.sent if message.metadata.message_type == "train"]
     samples = [reply.content["metrics"]["num-examples"] for reply in replies]

@@ -41,7 +41,7 @@ class FakeCluster(LocalCluster):
         self.run_config = config
         task = Task(
             spec=app / "spec.toml", data=self._data, model=ft.models.logistic,
-            input_shape=DIGITS.input_shape, class_names=DIGITS.class_names,
+            input_shape=DIGITS.input_shape, class_names=DIGITS.class_names, image=True,
         )  # fmt: skip
         run_config: Config = {"wait": 0.1, **config}  # type: ignore[dict-item]
         grid = LoopbackGrid(task, self.sites, self.home, run_config, self.tamper)

@@ -8,8 +8,9 @@ import torch
 
 import fedtilt as ft
 from fedtilt.evaluation.weighted_predictions import clopper_pearson
-from fedtilt.runs.export import export_model
+from fedtilt.runs.export import export_of
 from fedtilt.runs.model_card import model_card
+from fedtilt.runs.trained_run import read_trained_run
 
 pandas = pytest.importorskip("pandas")
 SETTINGS = {"rounds": 1, "epochs": 1, "participation": 1.0, "workers": 0}
@@ -41,7 +42,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ft.Result]:
 
 
 def card(folder: Path, method: str, client: str | None = None) -> str:
-    return model_card(folder, export_model(folder, method, client), method, client)
+    run = read_trained_run(folder)
+    return model_card(run, export_of(run, method, client))
 
 
 def row(name: str, correct: int, total: int) -> str:
@@ -125,7 +127,7 @@ def test_the_command_writes_card_and_onnx(run: tuple[Path, ft.Result], fedtilt, 
 def test_a_model_that_onnx_changes_is_not_written(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     from fedtilt.errors import InputError
-    from fedtilt.runs.export import write_onnx
+    from fedtilt.runs.onnx_file import write_onnx
 
     class Stateful(torch.nn.Module):  # its answers change between calls, so an export cannot agree with it
         def __init__(self) -> None:

@@ -5,12 +5,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import fedtilt as ft
 from fedtilt import spec
+from fedtilt.files import read_metadata, write_tensors
 
 MODULE = """
 import torch
@@ -21,6 +23,9 @@ def net(input_shape, classes, width=8, depth=1):
     for _ in range(depth - 1):
         layers += [nn.Linear(width, width), nn.Tanh()]
     return nn.Sequential(*layers, nn.Linear(width, classes))
+
+def one_logit(input_shape, width=4):
+    return nn.Sequential(nn.Linear(*input_shape, width), nn.Tanh(), nn.Linear(width, 1))
 
 def squared(logits, labels):
     return (logits.softmax(1) - nn.functional.one_hot(labels, logits.shape[1])).square().sum(1)
@@ -89,6 +94,60 @@ def test_every_command_takes_the_own_model(folder: Path, fedtilt: Callable) -> N
     )  # fmt: skip
     for name, value in result["ditto"].shared.state_dict().items():
         assert torch.equal(model.state_dict()[name], value)
+
+
+def test_the_file_of_an_own_model_names_its_function_and_predicts(
+    folder: Path, fedtilt: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [
+        "--set",
+        "model.name=own_model:one_logit",
+        "--set",
+        "data.name=toy-2",
+        "--set",
+        "clients.max_train=",
+        "--set",
+        "clients.count=2",
+        "--set",
+        "train.participation=1",
+    ]
+    settings += ["--set", "model.arguments={width = 3}", "--set", "train.loss=cross_entropy"]
+    assert fedtilt("run", "mine.toml", *settings, "--out", "run", "--quiet").code == 0
+    np.save("new.npy", np.random.default_rng(0).normal(size=(5, 2)))
+    for name in ("m.safetensors", "m.onnx"):
+        assert fedtilt("export", "run", "--client", "1", "--to", name).code == 0
+    assert read_metadata(Path("m.safetensors"))["model"] == '{"name": "own_model:one_logit", "arguments": {"width": 3}}'
+    expected = ft.load("run", client="1").predict_proba("new.npy")
+    for name in ("m.safetensors", "m.onnx"):
+        np.testing.assert_allclose(ft.load(name).predict_proba("new.npy"), expected, rtol=1e-5)
+        assert fedtilt("predict", name, "new.npy", "--to", f"{name}.csv").code == 0
+        rows = [line.split(",") for line in Path(f"{name}.csv").read_text().splitlines()[1:]]
+        np.testing.assert_allclose([[float(cell) for cell in row[2:]] for row in rows], expected, rtol=1e-5)
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    printed = fedtilt("predict", "../m.safetensors", "../new.npy")
+    assert (printed.code, printed.err.count("\n")) == (2, 1)
+    assert "if you trust it, name it: --model own_model:one_logit" in printed.err
+    with pytest.raises(
+        ft.InputError, match=r"needs the function own_model:one_logit to build its model, and it is not"
+    ):
+        ft.load("../m.safetensors")
+    np.testing.assert_allclose(
+        ft.load("../m.safetensors", model="own_model:one_logit").predict_proba("../new.npy"), expected, rtol=1e-5
+    )
+
+
+def test_a_file_cannot_choose_which_installed_code_runs(folder: Path) -> None:
+    recipe = '{"name": "os:mkdir", "arguments": {"path": "made"}}'
+    metadata = {"model": recipe, "input_shape": "[2]", "classes": '["a", "b"]'}
+    write_tensors(Path("m.safetensors"), {"weight": torch.zeros(2, 2)}, metadata)
+    for load in (ft.load, ft.models.load):
+        with pytest.raises(
+            ft.InputError, match="needs the function os:mkdir to build its model, and it is not in the cur"
+        ):
+            load("m.safetensors")
+    assert not Path("made").exists()
 
 
 def test_arguments_are_set_one_by_one_and_survive_a_round_trip(folder: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from fedtilt import spec
 from fedtilt.config.setting_fields import allowed_values, settings_of
 from fedtilt.data import Federation
+from fedtilt.data.tables.settings import OF_TABLE
 from fedtilt.methods import (
     COMPONENTS,
     Local,
@@ -278,7 +279,7 @@ def test_the_examples_in_the_annotated_spec_are_valid(file):
         line[2:] if line.startswith("# ") and line[2:].partition(" = ")[0] in keys else line for line in lines
     ]
     only_with = {  # a spec has one of these sources
-        "file": ("file", "target", "client", "group", "drop", "schema", "split", "split_group", "split_time", "weight"),
+        "file": ("file", "schema", *OF_TABLE),
         "images": ("images", "image_size", "image_channels"),
         "leaf": ("leaf",),
     }

@@ -29,7 +29,7 @@ from fedtilt.auditing.samples import Audit
 from fedtilt.data import Federation
 from fedtilt.data.inputs import take
 from fedtilt.data.naming import client_number
-from fedtilt.errors import InputError
+from fedtilt.imports import import_extra
 from fedtilt.models import logits
 
 LEAST_SHARE = 0.2  # how far a share is above the median of a client that stands out
@@ -90,10 +90,7 @@ class ClientAudit:
 
     def to_pandas(self) -> Any:
         """A table with one row per client, the worst first."""
-        try:
-            import pandas
-        except ImportError:
-            raise InputError('to_pandas() needs pandas; pip install "fedtilt[report]"') from None
+        pandas = import_extra("pandas", "to_pandas()", "report")
         return pandas.DataFrame(self.clients, columns=AuditedClient._fields)
 
     def _sentence(self, row: AuditedClient) -> str:

@@ -6,7 +6,7 @@ method has them, says how the label is learnt: its loss, the weight that the til
 the label minus the largest other one (Pleiss et al., "Identifying Mislabeled Data using the Area Under the Margin
 Ranking", NeurIPS 2020, arXiv 2001.10528).
 
-The sums are part of what a client keeps, and so stay with it, are checkpointed and resumed. They need
+The sums are part of the client's state, and so stay with it, are checkpointed and resumed. They need
 4 · (classes + 5) bytes per sample and method, however many rounds there are:
 
 audit_p        (n, K)  sum of the probabilities of the received model, the r-th times r: later models are better
@@ -55,7 +55,7 @@ class Collected(NamedTuple):
 
     @classmethod
     def of(cls, client_state: Tensors) -> "Collected | None":
-        """From what a client keeps; None if nothing was collected."""
+        """From a client's state; None if nothing was collected."""
         if "audit_p" not in client_state:
             return None
         rounds = int(client_state["audit_rounds"])

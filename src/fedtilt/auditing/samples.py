@@ -19,6 +19,7 @@ from fedtilt.data import Federation
 from fedtilt.data.naming import client_number
 from fedtilt.engine.client_states import ClientStates
 from fedtilt.errors import InputError
+from fedtilt.imports import import_extra
 from fedtilt.methods import Method
 from fedtilt.text_tables import csv_text
 
@@ -148,10 +149,7 @@ class Audit:
 
     def to_pandas(self) -> Any:
         """A table with one row per sample, worst first."""
-        try:
-            import pandas
-        except ImportError:
-            raise InputError('to_pandas() needs pandas; pip install "fedtilt[report]"') from None
+        pandas = import_extra("pandas", "to_pandas()", "report")
         return pandas.DataFrame(self._named(self.worst_first), columns=Suspect._fields)
 
     def _named(self, order: Tensor) -> Iterator[Suspect]:
@@ -180,11 +178,11 @@ def most_robust(methods: Sequence[Method]) -> str:
 
 
 def audit_samples(method: str, client_states: ClientStates, federation: Federation) -> Audit:
-    """The audit of a run by one of its methods, from what its clients keep.
+    """The audit of a run by one of its methods, from the states of its clients.
 
     Args:
         method: the name of the method
-        client_states: what the clients keep
+        client_states: the states of the clients
         federation: their data
     """
     if federation.target is not None:

@@ -31,6 +31,7 @@ from fedtilt.data.tables.reader import is_table
 from fedtilt.data.tables.table import open_table
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.spec import federation_of, load, table_of
+from fedtilt.spec.read import table_keys, table_settings
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="List, download, verify and show data sets; describe tables."
@@ -142,12 +143,8 @@ def show_(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InputWarning)  # they are printed at the end
         if is_table(source) and not is_manifest(source):
-            if settings:
-                raise InputError(
-                    f"--set {settings[0]} sets a key of a spec, and {source} is a table; use --target, --client"
-                )
-            roles = {"target": target, "client": client, "group": group}
-            dataset = show_table(console, open_table(source, roles, drop or [], schema, task=task))
+            keys = table_keys({"target": target, "client": client, "group": group, "drop": drop}, settings or [])
+            dataset = show_table(console, open_table(source, table_settings(keys), schema, task=task))
             print_warnings(console, [] if dataset is None else warnings_of(dataset))
             return
         options = {"task": task, "target": target, "client": client, "group": group, "drop": drop, "schema": schema}
@@ -176,13 +173,14 @@ def show_(
 
 @app.command("schema")
 def schema_(
-    source: Annotated[str, typer.Argument(metavar="FILE", help="A CSV, TSV or Parquet file, or a folder of them.")],
+    source: Annotated[str, typer.Argument(metavar="FILE", help="A table, or a folder of them.")],
     to: Annotated[Path | None, typer.Option("--to", help="The file to write (default: print it).")] = None,
     target: Target = None,
     task: Task = None,
     client: Client = None,
     group: Group = None,
     drop: Drop = None,
+    settings: Settings = None,
     kinds: Annotated[bool, typer.Option("--kinds", help="Without statistics; a run computes them itself.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
@@ -191,7 +189,8 @@ def schema_(
         raise InputError(f"{to} already exists; use --force to replace it")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InputWarning)  # `data show` prints them
-        opened = open_table(source, {"target": target, "client": client, "group": group}, drop or [], task=task)
+        keys = table_keys({"target": target, "client": client, "group": group, "drop": drop}, settings or [])
+        opened = open_table(source, table_settings(keys), task=task)
         schema = opened.infer() if target is None else opened.to_dataset().schema
     assert schema is not None
     if kinds:

@@ -1,5 +1,6 @@
 """`fedtilt deploy`: the same method on a real Flower federation, from a new project to a local cluster."""
 
+import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,10 @@ from fedtilt.errors import InputError
 if TYPE_CHECKING:
     from fedtilt.flower.deploy.local_cluster import LocalCluster
 
+AllowRoot = Annotated[
+    bool,
+    typer.Option("--allow-root", envvar="FEDTILT_ALLOW_ROOT", help="Run the project's code as root."),
+]
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train the same spec on a real Flower federation.")
 
 
@@ -41,6 +46,7 @@ def up(
         typer.Option(metavar="SITE:KEY=VALUE", help="Add to a site's --node-config, such as 0:data='\"/a.csv\"'."),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys.")] = False,
+    allow_root: AllowRoot = False,
 ) -> None:
     """Start a local cluster: a SuperLink and a SuperNode per site on this machine, over TLS, with registered keys.
 
@@ -51,6 +57,7 @@ def up(
     from fedtilt.spec import load
 
     check_project(project)
+    _check_user("up", allow_root)
     sites = load(project / "spec.toml").clients.count
     cluster = LocalCluster(home=cluster_home(project), tls=not insecure, sites=sites)
     node_configs = _node_configs(node_config or [], sites)
@@ -62,6 +69,15 @@ def up(
     verb = "is" if sites == 1 else "are"
     echo(f"up     {plural(sites, 'site')} {verb} connected to 127.0.0.1:{cluster.port} {security}")
     echo(f"next   fedtilt deploy run {project}")
+
+
+def _check_user(command: str, allow_root: bool) -> None:
+    """Raise InputError for root: whatever is wrong in a project or in Flower would have the whole machine."""
+    if not allow_root and hasattr(os, "geteuid") and os.geteuid() == 0:
+        raise InputError(
+            f"fedtilt deploy {command} as root would run the project's code as root; run it as another user, such as "
+            f"sudo -u fedtilt fedtilt deploy {command}, or add --allow-root"
+        )
 
 
 def _node_configs(options: Sequence[str], sites: int) -> dict[int, dict[str, object]]:
@@ -135,10 +151,12 @@ def server(
     port: Annotated[int, typer.Option(help="The port that the sites see.")] = 9092,
     superlink_port: Annotated[int, typer.Option(help="The SuperLink's port on this machine.")] = 9093,
     days: Annotated[int, typer.Option(help="How long the server's certificate is valid.")] = 365,
+    allow_root: AllowRoot = False,
 ) -> None:
     """Write the server's certificates, systemd units and proxy configuration; again, to renew the certificate."""
     from fedtilt.flower.deploy.machines import write_server
 
+    _check_user("server", allow_root)
     link, executor, proxy = write_server(home, host, port=port, superlink_port=superlink_port, days=days)
     echo(f"wrote  {home / 'certificates'}: ca.crt is for every site; the certificate is valid for {days} days")
     echo(f"wrote  {link}, {executor.name} and {proxy.name}")
@@ -158,10 +176,12 @@ def site(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Add to the SuperNode's --node-config, such as data='\"/a.csv\"'."),
     ] = None,
+    allow_root: AllowRoot = False,
 ) -> None:
     """Write a site's key and systemd units on its machine; give only site.key.pub to the server."""
     from fedtilt.flower.deploy.machines import write_site
 
+    _check_user("site", allow_root)
     try:
         config = tomllib.loads("\n".join(node_config or []))
     except tomllib.TOMLDecodeError as error:
@@ -169,7 +189,8 @@ def site(
     node, executor = write_site(home, number, server, ca, node_config=config)
     echo(f"wrote  {home / 'site.key'}, which stays here, and site.key.pub for the server")
     echo(f"wrote  {node} and {executor.name}")
-    echo(f"next   sudo cp {node.parent}/*.service /etc/systemd/system/ && sudo systemctl daemon-reload")
+    echo(f"next   fedtilt deploy allow {home} PROJECT, for the project that this site may run")
+    echo(f"       sudo cp {node.parent}/*.service /etc/systemd/system/ && sudo systemctl daemon-reload")
     echo(f"       sudo systemctl enable --now {node.stem} {executor.stem}, after the key is registered")
 
 
@@ -184,3 +205,22 @@ def register(
 
     path = register_site(home, number, key)
     echo(f"wrote  {path}: the owner of this key is site {number}, and no other")
+
+
+@app.command()
+def digest(project: Project = Path(".")) -> None:
+    """Print the digest of a project, which the operators of the sites allow."""
+    from fedtilt.flower.deploy.allowed_apps import app_digest
+
+    echo(app_digest(project))
+
+
+@app.command()
+def allow(
+    home: Annotated[Path, typer.Argument(metavar="HOME", help="The site's folder.")],
+    project: Annotated[str, typer.Argument(metavar="PROJECT", help="The project's folder, or its digest.")],
+) -> None:
+    """Let a site run a project: its operator has read its code, and the site runs no other."""
+    from fedtilt.flower.deploy.allowed_apps import FILE_NAME, allow
+
+    echo(f"wrote  {home / FILE_NAME}: this site runs {allow(home, project)}")

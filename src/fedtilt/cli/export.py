@@ -1,24 +1,24 @@
 """`fedtilt export`: a trained model as a safetensors or ONNX file, with a model card."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from fedtilt.cli.console import echo
 from fedtilt.errors import InputError
-from fedtilt.files import write_bytes, write_tensors
-from fedtilt.models import build_exported
-from fedtilt.runs.export import export_model, write_onnx
-from fedtilt.runs.model_card import model_card
+from fedtilt.evaluation.threshold import Threshold
+from fedtilt.runs.export import export_of
+from fedtilt.runs.model_card import write_export
+from fedtilt.runs.trained_run import read_trained_run
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
-    method: Annotated[str, typer.Option(help="The method that trained the model.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder, or a site's state folder.")],
     to: Annotated[Path, typer.Option(help="The file to write, such as model.safetensors or model.onnx.")],
+    method: Annotated[
+        str | None, typer.Option(help="The method that trained the model (default: the only one).")
+    ] = None,
     client: Annotated[
         str | None,
         typer.Option(
@@ -33,39 +33,42 @@ def export(
     round: Annotated[
         int | None, typer.Option(help="The round of a checkpoint; the last two are kept (default: the last).")
     ] = None,
+    threshold: Annotated[
+        str | None,
+        typer.Option(metavar="CLASS=VALUE", help="Store that this class is predicted from this probability on."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="Your own model, for ONNX, if the run cannot name it."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a trained model as safetensors or ONNX, and a model card beside it: data, training, performance, limits.
 
-    The metadata of the file says how to build the model and scale its input. An ONNX file is written only if ONNX
-    Runtime gives the same answers as PyTorch.
+    The metadata of the file says how to build the model and its input: fedtilt predict needs nothing else. An ONNX file
+    is written only if ONNX Runtime gives the same answers as PyTorch. In the state folder of a site, it is the site's
+    own model.
     """
+    if model is not None and to.suffix != ".onnx":
+        raise InputError(f"--model {model} has no effect: {to} has the weights alone; remove it")
     if to.suffix not in (".safetensors", ".onnx"):
         raise InputError(f"--to {to} ends neither in .safetensors nor in .onnx, the formats that are written")
     if to.suffix == ".onnx" and trained_only:
         raise InputError(
             f"--trained-only writes a part of the model, and an ONNX file such as {to} has all of it; remove the option"
         )
-    if to.exists() and not force:
-        raise InputError(f"{to} already exists; use --force to replace it")
-    exported = export_model(folder, method, client, seed, trained_only=trained_only, round=round)
-    card, text = to.with_suffix(".md"), model_card(folder, exported, method, client, seed).encode()
-    if card.exists() and card.read_bytes() != text and not force:
-        raise InputError(f"{card} is not the card of this model; give another name, or --force to replace it")
-    checked = ""
-    if to.suffix == ".onnx":
-        net = build_exported(exported.tensors, exported.metadata, folder)
-        shape = json.loads(exported.metadata["model"])["input_shape"]
-        example = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
-        difference = write_onnx(to, net, example, exported.metadata)
-        checked = f"; ONNX Runtime differs from PyTorch by {difference:.1g} at most"
-    else:
-        write_tensors(to, exported.tensors, exported.metadata)
-    write_bytes(card, text)
-    model = "shared model" if client is None else f"{'personal ' * exported.personal}model of client {client}"
+    run = read_trained_run(folder, seed, round)
+    exported = export_of(run, method, client, trained_only=trained_only)
+    if threshold is not None:
+        exported = exported.with_threshold(Threshold.from_text(threshold))
+    card, difference = write_export(run, exported, to, model, force=force)
+    checked = "" if difference is None else f"; ONNX Runtime differs from PyTorch by {difference:.1g} at most"
+    whose = "shared model"
+    if exported.client is not None:
+        whose = f"{'personal ' * exported.personal}model of client {exported.client}"
     count = sum(t.numel() for t in exported.tensors.values())
-    part = "trained part of the " * trained_only
-    echo(f"wrote the {part}{model} of {method} after round {exported.round} ({count:,} parameters) to {to}{checked}")
+    part, after = "trained part of the " * trained_only, f"{exported.method} after round {exported.round}"
+    echo(f"wrote the {part}{whose} of {after} ({count:,} parameters) to {to}{checked}")
     if exported.sources:
         echo("; ".join(f"{part.replace('_', ' ')}: {source}" for part, source in exported.sources.items()))
     echo(f"model card: {card}")

@@ -7,7 +7,7 @@ import typer
 
 from fedtilt import spec
 from fedtilt.cli.console import echo
-from fedtilt.cli.options import Client, Drop, Group, Schema, Target, Task, first_given
+from fedtilt.cli.options import Client, Drop, Group, Schema, Settings, Target, Task, first_given
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
 from fedtilt.spec.table_spec import table_spec
@@ -24,6 +24,7 @@ def init(
     group: Group = None,
     drop: Drop = None,
     schema: Schema = None,
+    settings: Settings = None,
     every_key: Annotated[bool, typer.Option("--all", help="Write and explain every key.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     json_schema: Annotated[
@@ -38,14 +39,16 @@ def init(
         raise InputError(f"{path} is a folder; name a file in it, as in {path / 'fedtilt.toml'}")
     if path.exists() and not force:
         raise InputError(f"{path} already exists; give another name, or --force to overwrite it")
-    options = {"target": target, "task": task, "client": client, "group": group, "drop": drop, "schema": schema}
+    options = {"target": target, "task": task, "client": client, "group": group, "drop": drop, "schema": schema,
+               "set": settings}  # fmt: skip
     if table is None and (given := first_given(options)):
         raise InputError(f"--{given[0]} {given[1]} describes a table; name it with --table")
     content = None
     if table is not None:
         content = table_spec(
-            path, table, target=target, client=client, group=group or [], drop=drop or [], schema=schema, task=task
-        )
+            path, table, target=target, client=client, group=group or [], drop=drop or [], schema=schema, task=task,
+            overrides=settings or [],
+        )  # fmt: skip
     try:
         text = (spec.annotated if every_key else spec.starter)(str(path), content)
         write_bytes(path, text.encode())

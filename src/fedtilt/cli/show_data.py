@@ -8,11 +8,11 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from fedtilt.cli.console import Console, print_lines, text_table
-from fedtilt.data import Dataset, Federation, images, leaf
+from fedtilt.data import Dataset, Federation, Schema, images, leaf
 from fedtilt.data.data_warnings import dataset_warnings
 from fedtilt.data.sources.images import describe_images
 from fedtilt.data.sources.leaf_json import is_leaf
-from fedtilt.data.tables.describe import ColumnDescription, describe_columns
+from fedtilt.data.tables.describe import ColumnDescription, describe_columns, describe_file
 from fedtilt.data.tables.rows import describe_split
 from fedtilt.data.tables.table import Table
 from fedtilt.data.targets import RANGE
@@ -39,12 +39,26 @@ def show_table(console: Console, opened: Table, *, test_share: float | None = No
             if name == RANGE:
                 continue  # it is in the line of the target
             counts = torch.cat([column.train, column.test]).bincount(minlength=len(column.names)).tolist()
-            console.print(_counted(f"group     {name}: ", column.names, counts), soft_wrap=True)
+            line = _counted(f"group     {name}: ", column.names, counts)
+            console.print(line.append(_group_note(schema, name)), soft_wrap=True)
+        unlabelled = len(reader) - len(dataset.y_train) - len(dataset.y_test)
         sizes = f"{len(dataset.y_train):,} training, {len(dataset.y_test):,} test rows"
+        sizes += f", {unlabelled:,} without a label left out" if unlabelled else ""
         print_lines(console, f"split     {describe_split(schema, test_share, seed)}: {sizes}")
+    if written := [text for text in map(describe_file, reader.tables) if text]:
+        print_lines(console, f"files     {'; '.join(written)}")
     console.print()
     console.print(_column_table(describe_columns(reader, schema)))
     return dataset
+
+
+def _group_note(schema: Schema, name: str) -> str:
+    """Whether a group is an input of the model; a combination of columns is none itself."""
+    if name not in schema.group:
+        return ""
+    column = schema.column(name)
+    is_input = column is not None and column.is_feature
+    return "; also an input (group_is_input = false takes it out)" if is_input else "; not an input of the model"
 
 
 def _target(dataset: Dataset) -> Text:

@@ -1,7 +1,6 @@
 """Connect to a Ray cluster, and check that its nodes can train what this process describes."""
 
 import contextlib
-import importlib
 import logging
 import os
 import socket
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtilt.errors import InputError
+from fedtilt.imports import import_extra
 
 _CONNECT_SECONDS = 5.0
 _HTTP2_START = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # and no settings
@@ -32,12 +32,7 @@ def import_ray() -> Any:
     """The module ray, or an error that says how to install it."""
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
-    try:
-        return importlib.import_module("ray")
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise InputError('a cluster needs Ray, which is not installed; pip install "fedtilt[cluster]"') from None
+    return import_extra("ray", "a cluster", "cluster")
 
 
 def is_ray_worker() -> bool:

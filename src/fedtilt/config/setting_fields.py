@@ -1,11 +1,12 @@
 """Fields of a settings dataclass: type, default, limits and meaning; specs, docs and errors are written from them."""
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from fedtilt import checks
 from fedtilt.checks import number, whole
@@ -13,6 +14,7 @@ from fedtilt.errors import InputError
 from fedtilt.toml_text import format_toml
 
 REQUIRED: Any = MISSING  # a setting without a default
+Function = TypeVar("Function", bound=Callable[..., Any])
 _DEFAULT = re.compile("; default: ([^;]*)")
 Name = Annotated[str, "a file may have a whole number"]  # a column may be called 1
 
@@ -134,11 +136,13 @@ def check_value(field: Field[Any], value: Any) -> Any:
     """The value as a plain int, float, bool, text or tuple within the limits of its field, or an InputError."""
     name, limits, choices = field.name, field.metadata.get("limits", {}), field.metadata.get("choices", ())
     inf = field.metadata.get("inf", True)  # a plain field, of a user's component, has no limits
-    types = {field.type, *get_args(field.type)}
-    if get_origin(field.type) is tuple:
+    kinds = alternatives(field.type)
+    types = {*kinds, *get_args(field.type)}
+    items = next((get_args(kind) for kind in kinds if get_origin(kind) is tuple), None)
+    if items is not None and not (isinstance(value, str) and str in kinds):
         if isinstance(value, str) or not isinstance(value, Iterable):
             raise InputError(f"{name} must be a list, got {value!r}")
-        return tuple(_check_number(part, name, limits, inf) if float in types else str(part) for part in value)
+        return tuple(_check_number(part, name, limits, inf) if float in items else str(part) for part in value)
     if bool in types:
         if not isinstance(value, bool):
             raise InputError(f"{name} must be True or False, got {value!r}")
@@ -182,3 +186,21 @@ def check_fields_used(settings: Any) -> None:
         {each.name: each.default for each in declared},
         {each.name: each.metadata["only_with"] for each in declared},
     )
+
+
+def takes_settings(table: type) -> Callable[[Function], Function]:
+    """List a dataclass' settings, in place of the keyword arguments, in a function's signature and docstring."""
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        added = [
+            inspect.Parameter(s.name, inspect.Parameter.KEYWORD_ONLY, default=default_of(s), annotation=s.type)
+            for s in fields(table)
+        ]
+        lines = "".join(f"        {s.name}: {s.metadata['meaning']}\n" for s in fields(table))
+        function.__signature__ = signature.replace(parameters=[*parameters, *added])  # type: ignore[attr-defined]
+        function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n{lines}    "
+        return function
+
+    return decorate

@@ -2,7 +2,10 @@
 
 import bisect
 import csv
+import gzip
+import io
 import math
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +17,7 @@ from fedtilt.errors import InputError
 from fedtilt.files import reading
 
 _MAX_NAMES = 10  # in a message
+_WESTERN = ("cp1252", "latin-1")  # of text that is not UTF-8; the second can decode everything
 
 
 def sort_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -59,6 +63,26 @@ def _known_clients(names: Sequence[str]) -> str:
     return f"the clients are {', '.join(names[:_MAX_NAMES])}{more}"
 
 
+def decoded_text(path: Path, encoding: str | None = None) -> tuple[str, str]:
+    """The text of a file and its encoding: UTF-8 or UTF-16, else the given one; default: one of Western languages."""
+    with reading(path):
+        content = path.read_bytes()
+    if path.suffix.lower() == ".gz":
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"{path} is not a readable gzip file ({error}); compress it again") from error
+    utf16 = ["utf-16"] if content[:2] in (b"\xff\xfe", b"\xfe\xff") else []
+    problem: UnicodeDecodeError | None = None
+    for name in [*utf16, "utf-8-sig", *([encoding] if encoding else _WESTERN)]:
+        try:
+            return content.decode(name), name
+        except UnicodeDecodeError as error:
+            problem = error
+    assert problem is not None
+    raise InputError(f"{path} is not text in {problem.encoding} (byte {problem.start}); set another encoding")
+
+
 @dataclass(frozen=True)
 class FileRows:
     """The rows of a file, by their number in it; the header, which a Parquet file does not show, is row 1."""
@@ -66,6 +90,7 @@ class FileRows:
     path: str
     length: int
     separator: str | None = None  # of a text file, whose rows can span lines; None: of another kind
+    encoding: str | None = None  # of a text file that is not UTF-8
     is_one_of_several: bool = False
 
     def __len__(self) -> int:
@@ -82,13 +107,11 @@ class FileRows:
         plain = range(2, self.length + 2)
         if self.separator is None:
             return plain
-        with reading(Path(self.path)):
-            content = Path(self.path).read_bytes()
-        if content.count(b"\n") + (not content.endswith(b"\n")) == self.length + 1:
+        text, _ = decoded_text(Path(self.path), self.encoding)
+        if text.count("\n") + (not text.endswith("\n")) == self.length + 1:
             return plain
-        with reading(Path(self.path)), Path(self.path).open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, delimiter=self.separator)
-            numbers = [reader.line_num for row in reader if row][1:]
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=self.separator)
+        numbers = [reader.line_num for row in reader if row][1:]
         if len(numbers) != self.length:
             raise InputError(
                 f"{self.path} has {len(numbers)} rows and had {self.length}; it was changed since it was read"

@@ -1,4 +1,8 @@
-"""The initial model of a run, checked on samples of the data, with its parts."""
+"""The initial model of a run, checked on samples of the data, with its parts, and the weights that it starts from."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -8,8 +12,8 @@ from fedtilt.data import Federation
 from fedtilt.data.data_warnings import ends_in_softmax, warn
 from fedtilt.data.inputs import Inputs, Shape, named_tensors, sample_shape, take
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.errors import InputError
-from fedtilt.initial_weights import load_initial_weights
+from fedtilt.errors import InputError, InputWarning
+from fedtilt.files import read_tensors
 from fedtilt.losses import Loss
 from fedtilt.math.losses import SampleLoss
 from fedtilt.models import ModelSource, build, logits
@@ -100,3 +104,61 @@ def _check_batch_sizes(net: nn.Module, federation: Federation, settings: TrainSe
                 f"client {federation.client_names[client]} has {len(rows)} samples and so a batch of one, over which "
                 f"layer {name!r} cannot normalise; use batch_size ≥ 2 with last_batch = 'even' or 'drop', or GroupNorm"
             )
+
+
+def load_initial_weights(net: nn.Module, source: str | nn.Module) -> None:
+    """Copy parameters and buffers by name into the model.
+
+    Tensors that the source lacks, such as a new head, keep their values, and an `InputWarning` names them. Tensors that
+    the model lacks, and other shapes, raise InputError.
+
+    Args:
+        net: the model that a run starts from
+        source: the path of a safetensors file, or a module
+    """
+    tensors = read_tensors(Path(source)) if isinstance(source, str) else dict(source.state_dict())
+    what = f"init = {source!r}" if isinstance(source, str) else f"init, a {type(source).__name__},"
+    state = net.state_dict()
+    _check_weights(what, state, tensors)
+    loaded = {state[name].data_ptr() for name in tensors}  # tied parameters have several names
+    kept = [name for name, value in state.items() if name not in tensors and value.data_ptr() not in loaded]
+    with torch.no_grad():
+        net.load_state_dict(tensors, strict=False)
+    if kept:
+        named = _listed([name for name in state if name in tensors])
+        warnings.warn(
+            f"{what} has {len(tensors)} of {len(state)} tensors of the model: {named}; "
+            f"{_listed(kept)} keep{'s' * (len(kept) == 1)} the values of a new model",
+            InputWarning,
+            stacklevel=2,
+        )
+
+
+def _check_weights(what: str, state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Raise InputError for weights of another model, with the first tensor that does not fit."""
+    unknown = [name for name in tensors if name not in state]
+    if not tensors or len(unknown) == len(tensors):
+        raise InputError(
+            f"{what} is of another model: it has {_listed(unknown, 3) or 'no tensors'}, and the model has "
+            f"{_listed(list(state), 3)}; give weights of the model that is trained"
+        )
+    if unknown:
+        raise InputError(f"{what} has {_listed(unknown, 3)}, which the model lacks; remove what is not of this model")
+    for name, tensor in tensors.items():
+        if tensor.shape != state[name].shape:
+            raise InputError(
+                f"{what}: {name!r} has shape {tuple(tensor.shape)}, and the model's has {tuple(state[name].shape)}; "
+                "remove it from these weights to start it anew"
+            )
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise InputError(f"{what}: {name!r} has values that are not finite; give weights of a trained model")
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    """Names in quotes, at most `most` of them.
+
+    >>> _listed(["a", "b", "c"], 2)
+    "'a', 'b' and 1 more"
+    """
+    shown = ", ".join(map(repr, names[:most]))
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -7,11 +7,14 @@ import torch
 from torch import Tensor
 
 from fedtilt.cluster.remote_tensor import RemoteTensor
+from fedtilt.devices import as_rows
 from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.state import slot_of
 from fedtilt.errors import Diverged
 from fedtilt.methods import Method
 from fedtilt.parts import Tensors
+
+_NUMBERS_AT_ONCE = 2**27  # that are checked together on a GPU
 
 
 def invalid_reason(update: Tensor, reference: Tensor) -> str | None:
@@ -33,11 +36,26 @@ def invalid_reasons(updates: Mapping[int, Tensor], reference: Tensor) -> dict[in
     remote = {client: update for client, update in updates.items() if isinstance(update, RemoteTensor)}
     comparable = [client for client in updates if client not in reasons and client not in remote]
     if comparable:
-        # 0 · inf and 0 · NaN are NaN: five times as fast as isfinite
-        finite = (torch.stack([(updates[client] * 0).sum() for client in comparable]) == 0).tolist()
+        finite = _are_finite([updates[client] for client in comparable])
         reasons |= {client: "is not finite" for client, ok in zip(comparable, finite, strict=True) if not ok}
     reasons |= {client: "is not finite" for client, update in remote.items() if not update.finite}
     return {client: reasons[client] for client in sorted(reasons)}
+
+
+def _are_finite(vectors: Sequence[Tensor]) -> list[bool]:
+    """Whether each of these vectors of one size is finite: 0 · inf and 0 · NaN are NaN, five times as fast as isfinite.
+
+    On a GPU they are checked in a few operations, where one each would take longer to launch than to run: the largest
+    magnitude of a vector, which is read once, is inf or NaN if any is.
+    """
+    finite: list[bool]
+    if vectors[0].device.type == "cpu" or not vectors[0].numel():
+        finite = (torch.stack([(vector * 0).sum() for vector in vectors]) == 0).tolist()
+        return finite
+    at_once = max(1, _NUMBERS_AT_ONCE // vectors[0].numel())
+    blocks = [as_rows(vectors[i : i + at_once]).flatten(1) for i in range(0, len(vectors), at_once)]
+    finite = torch.cat([torch.linalg.vector_norm(block, math.inf, 1) for block in blocks]).isfinite().tolist()
+    return finite
 
 
 def invalid_updates(method: Method, updates: Mapping[int, ClientUpdate], server: Tensors) -> dict[int, str]:

@@ -87,6 +87,12 @@ class Counts(NamedTuple):
         """The sums of the personal models if the method has them, otherwise of the shared model."""
         return self.shared if self.personal is None else self.personal
 
+    def of_clients(self, rows: slice) -> "Counts":
+        """The sums of these clients alone."""
+        groups = tuple(GroupCounts(group.sums[rows], group.total[rows]) for group in self.groups)
+        personal = None if self.personal is None else self.personal[rows]
+        return Counts(self.shared[rows], personal, self.never_selected[rows], groups)
+
     def by_grouping(self, total: Tensor, names: Iterable[str]) -> dict[str, GroupCounts]:
         """The sums of the evaluated models by grouping, in the order of `group_names`."""
         return dict(zip(names, [GroupCounts(self.evaluated, total), *self.groups], strict=True))

@@ -23,6 +23,7 @@ from fedtilt.evaluation.decision_metrics import (
 from fedtilt.evaluation.intervals import Estimate, Gap, estimate, gap_between
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.weighted_predictions import PredictedClasses, PredictedNumbers
+from fedtilt.imports import import_extra
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -170,7 +171,9 @@ def with_targets(predictions: Predictions, positive: str | None = None) -> Any:
     if positive is not None and positive not in predictions.class_names:
         raise InputError(f"positive = {positive!r} is no class; choose among {', '.join(predictions.class_names)}")
     label = None if positive is None else predictions.class_names.index(positive)
-    return PredictedClasses(predictions.labels.numpy(), predictions.probabilities.double().numpy(), label)
+    return PredictedClasses(
+        predictions.labels.numpy(), predictions.probabilities.double().numpy(), label, predictions.rarer_class
+    )
 
 
 def _check_positive(names: Sequence[str], by: str | None, positive: str | None, predictions: Predictions) -> None:
@@ -190,8 +193,4 @@ def _check_method(method: str) -> str:
 
 
 def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError:
-        raise InputError('a table of metrics needs pandas; pip install "fedtilt[report]"') from None
-    return pandas
+    return import_extra("pandas", "a table of metrics", "report")

@@ -9,7 +9,8 @@ server    a Flower ServerApp around the strategy: sites with tables agree on one
           (`training_history`)
 
 `messages` and `evaluation` define everything that is sent, `message_fields` how it is encoded and checked.
-`flwr_internals` is the only file that uses more of Flower than its public API.
+`server_settings` says what a server may change on a site. `flwr_internals` and `deploy/guarded` are the only files that
+use more of Flower than its public API.
 """
 
 from importlib.util import find_spec

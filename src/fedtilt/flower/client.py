@@ -1,12 +1,13 @@
 """A Flower ClientApp around a site."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedtilt.flower.deploy.allowed_apps import ACCEPT_ALL
 from fedtilt.flower.evaluation import encode_evaluation_reply
 from fedtilt.flower.messages import (
     decode_instruction,
@@ -17,9 +18,10 @@ from fedtilt.flower.messages import (
     encode_summary_reply,
     encode_train_reply,
 )
+from fedtilt.flower.server_settings import check_server_settings
 from fedtilt.flower.site import Site
 from fedtilt.flower.site_table import SchemaMismatch
-from fedtilt.flower.task import Task, site_number
+from fedtilt.flower.task import Task, site_number, yes_or_no
 
 _log = logging.getLogger("flwr")
 
@@ -42,7 +44,7 @@ def client_app(task: Task) -> ClientApp:
 
 
 def _summary(task: Task, message: Message, context: Context) -> RecordDict:
-    number, resolved = site_number(context.node_config), task.resolve(context.run_config)
+    number, resolved = site_number(context.node_config), task.resolve(_run_config(task, context))
     return encode_summary_reply(number, task.site_summary(resolved, number, context.node_config))
 
 
@@ -66,7 +68,14 @@ def _evaluate(task: Task, message: Message, context: Context) -> RecordDict:
 
 
 def _site(task: Task, message: Message, context: Context) -> Site:
-    return Site.open(task, context.run_config, context.node_config, decode_schema(message))
+    return Site.open(task, _run_config(task, context), context.node_config, decode_schema(message))
+
+
+def _run_config(task: Task, context: Context) -> Mapping[str, bool | float | int | str]:
+    """The server's run configuration, unless it changes what the site's operator has allowed."""
+    if not yes_or_no(context.node_config, ACCEPT_ALL, default=False):
+        check_server_settings(str(task.spec), context.run_config)
+    return context.run_config
 
 
 def _reply(

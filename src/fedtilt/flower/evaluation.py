@@ -44,8 +44,6 @@ from fedtilt.flower.message_fields import (
 
 DECLARED_RECORD = "declared"
 _MAX_COLUMNS, _MAX_GROUPS, _MAX_NAME, _MAX_TEXT = 20, 1000, 200, 2**20
-_MOST_CHANGE = 2  # times the test samples of a site's first evaluation, or as much less
-_MOST_TESTS = 100  # times its training samples
 
 
 class Declared(NamedTuple):
@@ -167,28 +165,6 @@ def _check_metrics(metrics: Any, *, of_numbers: bool) -> None:
             raise ValueError("it has an unknown metric")
         if type(value) not in (int, float) or not math.isfinite(value):
             raise ValueError("it has a metric that is not a number")
-
-
-class DeclaredSizes:
-    """What sites have declared of the size of their data, with which later claims of test samples are compared."""
-
-    def __init__(self) -> None:
-        self._training: dict[int, int] = {}
-        self._tests: dict[int, int] = {}
-
-    def add_training(self, samples: Mapping[int, int | float]) -> None:
-        """The training samples of sites; sums of weights, which are no counts, are not compared."""
-        self._training |= {site: count for site, count in samples.items() if isinstance(count, int)}
-
-    def check_tests(self, site: int, reply: EvaluationReply) -> EvaluationReply:
-        """The reply, if its number of test samples is one that the site can have."""
-        tests, before, training = int(reply.total.sum()), self._tests.get(site), self._training.get(site)
-        if before is not None and not before <= _MOST_CHANGE * tests <= _MOST_CHANGE**2 * before:
-            raise RejectedReply(f"evaluates {tests} test samples, and {before} in its first evaluation")
-        if training is not None and tests > _MOST_TESTS * training:
-            raise RejectedReply(f"evaluates {tests} test samples, and trains on {training}")
-        self._tests.setdefault(site, tests)
-        return reply
 
 
 # -- all replies of a round ------------------------------------------------------------------------------------------

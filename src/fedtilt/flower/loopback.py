@@ -8,6 +8,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedtilt.flower.client import client_app
+from fedtilt.flower.deploy.allowed_apps import ACCEPT_ALL
 from fedtilt.flower.flwr_internals import task_identity
 from fedtilt.flower.server import serve
 from fedtilt.flower.task import Task
@@ -51,6 +52,7 @@ class LoopbackGrid(Grid):
             node_config: Config = {
                 "partition-id": site,
                 "state-dir": str(self._state_dir / str(site)),
+                ACCEPT_ALL: True,  # server and sites have one owner
                 **self.node_config.get(site, {}),
             }
             context = Context(1, message.metadata.dst_node_id, node_config, RecordDict(), dict(self._run_config))

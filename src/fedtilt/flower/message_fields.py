@@ -24,7 +24,7 @@ _FAILURES = {  # by Flower's error code; 3 to 5 come from the SuperLink
     3: "did not reply in time",
     4: "did not reply in time",
     5: "is no longer connected",
-    7: "could not load the project; see its log",
+    7: "does not run this project: its operator has not allowed it; see its log",
     8: "crashed; see its log",
 }
 

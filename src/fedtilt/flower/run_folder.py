@@ -9,7 +9,7 @@ schema.json                the schema of the sites' tables, if they have tables
 seed-N/privacy.json        with privacy: how many models the server has made, also in rounds that were repeated
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from fedtilt.flower.training_history import Change, JumpCheck, TrainingHistory
 from fedtilt.locks import locked
 from fedtilt.parts import Parts, Tensors, constants_of, tied_parameters
 from fedtilt.spec import dump
-from fedtilt.storage.provenance import record_environment, seed_folder, settings_of
+from fedtilt.storage.provenance import record_environment, recorded_settings, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 
 
@@ -76,7 +76,7 @@ class ServerRunFolder:
         self._run_folder = RunFolder(self._seed_folder)
         self._history_file = self._seed_folder / "history.json"
         self._participation_file = self._seed_folder / "participation.json"
-        self._privacy_file = self._seed_folder / "privacy.json"
+        self.privacy_file = self._seed_folder / "privacy.json"
         self._method = task.method.name
         self.history = TrainingHistory.new()
         self._participation: dict[str, Any] = {"rejected": {}, "rounds": {}}
@@ -95,7 +95,7 @@ class ServerRunFolder:
         if not (self.folder / "run.json").exists():
             write_toml(self.folder / "spec.toml", dump(self._task.spec))
             if self._info.schema is not None:
-                self._info.schema.write(self.folder / "schema.json")
+                write_json(self.folder / "schema.json", self._info.schema.to_json())
             record_environment(self.folder, "cpu", [self._task.spec.seed], runner="flower")
         if self._history_file.exists():
             self.history = TrainingHistory.from_json(read_json(self._history_file))
@@ -132,10 +132,7 @@ class ServerRunFolder:
 
         If the server is killed before that step, the sites do not train, and going back can be repeated.
         """
-        self._run_folder.checkpoints.delete_after(round)
-        state = self._run_folder.resume(notice)
-        assert state is not None
-        assert state.round == round
+        state = self._run_folder.go_back(round, notice)
         (self.folder / "results.json").unlink(missing_ok=True)
         rounds = self._participation["rounds"]
         self._participation["rounds"] = {number: entry for number, entry in rounds.items() if int(number) <= round}
@@ -180,21 +177,6 @@ class ServerRunFolder:
         if change.jump is not None:
             self._participation["rounds"][str(round)]["jump"] = change.jump
         write_json(self._participation_file, self._participation)
-
-    # -- privacy -----------------------------------------------------------------------------------------------------
-
-    def releases(self) -> int:
-        """How many models with noise the server has made."""
-        if not self._privacy_file.exists():
-            return 0
-        match read_json(self._privacy_file):
-            case {"releases": int(releases)} if releases > 0:
-                return releases
-        raise InputError(f"{self._privacy_file} is damaged; start again in another folder")
-
-    def record_noisy_models(self, releases: int) -> None:
-        """Record how many models with noise the server has made, before the last one is sent."""
-        write_json(self._privacy_file, {"releases": releases})
 
     # -- metrics and participation -----------------------------------------------------------------------------------
 
@@ -241,6 +223,7 @@ class ServerRunFolder:
         assert state is not None
         counts, total = self._run_folder.evaluations.counts(state.round)
         of_method = MethodResult(
+            name=self._method,
             method=self._task.method,
             history=self._run_folder.evaluations.history[self._method],
             sums=counts[self._method].evaluated,
@@ -258,20 +241,39 @@ class ServerRunFolder:
     def _fingerprint(self) -> dict[str, Any]:
         """Everything that must stay the same when a run resumes."""
         spec, schema = self._task.spec, self._info.schema
-        table = {  # what decides which rows of the sites' tables are training data
-            "schema": None if schema is None else schema.to_json(),
+        info = self._info
+        found = task_fingerprint(self._task, info.data, info.sites, info.class_names, self._model, self._parts)
+        if schema is None:
+            return found
+        return found | {  # what decides which rows of the sites' tables are training data
+            "schema": schema.to_json(),
             "test_share": spec.data.test_share,
             "validation": spec.clients.validation,
             "max_train": spec.clients.max_train,
         }
-        return {
-            "runner": "flower",
-            **settings_of([self._task.method], self._task.settings),
-            "data": self._info.data,
-            "outliers": self._task.spec.outliers.to_outliers().to_json(),
-            "clients": self._info.sites,
-            "classes": list(self._info.class_names),
-            **self._parts.to_json(),
-            "tied": tied_parameters(self._model),
-            **({} if schema is None else table),
-        }
+
+
+def task_fingerprint(
+    task: ResolvedTask, data: str, sites: int, class_names: Sequence[str], model: nn.Module, parts: Parts
+) -> dict[str, Any]:
+    """The part of a fingerprint that the server and the sites have in common.
+
+    Args:
+        task: the task
+        data: the name of the data set
+        sites: how many there are
+        class_names: of the classes, or of the ranges of the target
+        model: the initial model
+        parts: its parts
+    """
+    return {
+        "runner": "flower",
+        **recorded_settings([task.method], task.settings),
+        "data": data,
+        "outliers": task.spec.outliers.to_outliers().to_json(),
+        "clients": sites,
+        "classes": list(class_names),
+        **parts.to_json(),
+        "tied": tied_parameters(model),
+        "architecture": repr(model),
+    }

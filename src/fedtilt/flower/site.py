@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,16 +27,21 @@ from fedtilt.evaluation.groups import Grouping, group_names, groupings
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.metrics_frame import metrics_frame
 from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.evaluation.round_metrics import round_metrics
 from fedtilt.executors.devices import pick_device
 from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
-from fedtilt.files import private_files, private_folder
+from fedtilt.files import private_files, private_folder, write_json, write_tensors
 from fedtilt.flower.evaluation import Declared, EvaluationReply, class_spreads
 from fedtilt.flower.messages import Instruction
+from fedtilt.flower.run_folder import task_fingerprint
 from fedtilt.flower.site_files import DamagedState, SiteState, SiteStates, write_report, write_suspects
 from fedtilt.flower.task import NodeConfig, ResolvedTask, Task, site_number, yes_or_no
 from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.locks import locked
-from fedtilt.parts import Parts, Tensors
+from fedtilt.models import recipe
+from fedtilt.parts import Parts, Tensors, constants_of
+from fedtilt.storage.evaluations import write_counts
+from fedtilt.storage.run_folder import RunFolder, model_description
 from fedtilt.training import LocalJob, Trained, choose_backend
 
 _log = logging.getLogger("flwr")
@@ -53,6 +59,7 @@ class Site:
     folder: Path  # of its states and its report
     declares: Mapping[str, bool]  # whether the server receives counts by class, sums by group, metrics, suspects
     schema: Schema | None  # of the sites' tables, if they have tables
+    recipe: Mapping[str, Any] | None  # name and arguments to build the model again
 
     @classmethod
     def open(
@@ -82,6 +89,7 @@ class Site:
             folder=Path(state_dir) / spec.name / resolved.method.name / f"seed-{spec.seed}" / f"site-{number:05d}",
             declares=declares,
             schema=schema,
+            recipe=recipe(task.model_source(resolved), federation.input_shape, federation.outputs),
         )
 
     @property
@@ -94,7 +102,8 @@ class Site:
         """The states of the site, locked for this process; only the owner can read what is written."""
         with private_files(), locked(private_folder(self.folder)):
             if self.schema is not None:
-                self.schema.write(self.folder / "schema.json")  # to use the personal model: ft.data.transform(like=…)
+                # to use the personal model: ft.data.transform(like=…)
+                write_json(self.folder / "schema.json", self.schema.to_json())
             yield SiteStates(self.folder, history)
 
     def _read(self, stored: SiteState | None) -> tuple[dict[str, Tensor], str | None]:
@@ -193,7 +202,35 @@ class Site:
                 self.folder, round, self.federation.class_names, reply, instruction.history,
                 kept=list(kept), file=stored.path if stored is not None and kept else None, damage=damage,
             )  # fmt: skip
+            self._write_run(round, instruction.received, counts, evaluator.total)
         return reply
+
+    def _write_run(self, round: int, received: Tensors, counts: Counts, total: Tensor) -> None:
+        """Write what `fedtilt export` needs of the site's model, as in the folder of a simulated run."""
+        method, data, own = self.task.method, self.federation.dataset, slice(self.number, self.number + 1)
+        names, has_outliers = self.federation.class_names, self.federation.has_outliers[own]
+        fingerprint = task_fingerprint(self.task, data.name, self.federation.clients, names, self.model, self.parts)
+        write_json(self.folder / "fingerprint.json", fingerprint)
+        RunFolder(self.folder).describe(
+            clients=[self.federation.client_names[self.number]],
+            classes=names,
+            group=self.federation.label_group,
+            has_outliers=has_outliers.nonzero()[:, 0].tolist(),
+            constants=constants_of(self.model, self.parts),
+            model=model_description(
+                self.recipe, data.input_shape, names, target=data.target, schema=data.schema, image=data.image
+            ),
+        )
+        if not method.has_personal:  # the site uses the shared model, with parts of its own
+            write_tensors(self.folder / "shared.safetensors", received)
+        evaluation = self.folder / "evaluation.json"
+        evaluation.unlink(missing_ok=True)
+        if total[own].any():
+            of_site = counts.of_clients(own)
+            groups = {self.federation.label_group: names} | group_names(self.federation)  # in the order of the counts
+            summary = round_metrics(of_site, total[own], has_outliers, groups)
+            write_counts(self.folder / "counts.safetensors", {method.name: of_site}, total[own])
+            write_json(evaluation, summary.to_json())
 
     def _declared(self, evaluator: Evaluator, counts: Counts, state: FederationState) -> Declared:
         """What the site declares beside its counts by class: sums of groups that are not too small, own metrics."""

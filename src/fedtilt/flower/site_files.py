@@ -2,6 +2,9 @@
 
 STATE/FEDERATION/METHOD/seed-0/site-00003/1f0c…/round-00007.safetensors
 
+Beside the rounds, site-00003/ has what `fedtilt export` needs of the site's model: fingerprint.json, model.json,
+evaluation.json and others, as the folder of a simulated run has them.
+
 The folder `1f0c…` is the id of the server's training history: a resumed run continues in it, a federation that starts
 over or goes back to an earlier round gets a new one, and older folders stay. A site keeps its state of every round that
 the server can go back to. Files are written atomically, and have a digest.

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fedtilt.data import Dataset, Schema
+from fedtilt.data import Column, Dataset, Schema
 from fedtilt.data.tables.reader import Source, TableReader, open_reader
 from fedtilt.data.tables.summary import SiteSummary
-from fedtilt.data.tables.values import read_names, read_values
+from fedtilt.data.tables.values import class_numbers, read_names, read_values
 from fedtilt.errors import InputError
 from fedtilt.spec import Spec, known_schema_of, table_of
 
@@ -77,7 +77,7 @@ def _difference(spec: Spec, source: Source, schema: Schema | None, *, shared: bo
     """The first difference between a table and the schema; without `shared`, in the names of the schema alone."""
     known = known_schema_of(spec)
     as_text = [] if known.target is None or known.is_regression else [known.target]
-    reader = open_reader(source, text=as_text)
+    reader = open_reader(source, text=as_text, files=known.files)
     for role, name in known.roles:
         if role != "client" and name not in reader.header:
             return f"has no column {name!r}, which is the {role}"
@@ -91,21 +91,26 @@ def _difference(spec: Spec, source: Source, schema: Schema | None, *, shared: bo
         if expected and name not in taken:
             return f"has {f'the column {name!r}' if shared else 'a column'}, which the schema lacks"
     for column in expected:
-        if column.name in reader.header and not _can_read(reader, column.name, column.kind, column.format):
+        if column.name in reader.header and not _can_read(reader, column):
             return f"has cells in column {column.name!r} that are no {column.kind}"
-    if known.is_regression and known.target is not None and not _can_read(reader, known.target, "number", None):
+    if known.is_regression and known.target is not None and not _can_read(reader, _number(known.target)):
         return f"has cells in column {known.target!r} that are no number"
     classes = (schema or known).classes
     if classes is not None and known.target is not None:
-        unknown = [name for name in read_names(reader, known.target)[1] if name not in classes]
+        names = read_names(reader, known.target, gaps=True)[1]
+        unknown = [name for name in names if name not in class_numbers(names, classes)]
         if unknown:
             return f"has {f'the class {unknown[0]!r}' if shared else 'a class'}, which the schema lacks"
     return None
 
 
-def _can_read(reader: TableReader, name: str, kind: str, date_format: str | None) -> bool:
+def _number(name: str) -> Column:
+    return Column(name=name, kind="number")
+
+
+def _can_read(reader: TableReader, column: Column) -> bool:
     try:
-        read_values(reader, name, kind, date_format)
+        read_values(reader, column.name, column)
     except InputError:
         return False
     return True

@@ -26,6 +26,7 @@ from fedtilt.methods.weightings import BySamples
 from fedtilt.models import ModelSource, recipe
 from fedtilt.parts import Parts
 from fedtilt.spec import Spec, federation_of, load, model_of, train_settings_of
+from fedtilt.storage.run_folder import model_description
 
 SCREEN = 3.0  # of updates, in a deployment whose spec does not say: see `fedtilt.attacks.screening`
 NodeConfig = Mapping[str, bool | float | int | str]
@@ -50,6 +51,7 @@ class FederationInfo(NamedTuple):
     schema: Schema | None = None  # of the sites' tables, if they have tables
     recipe: Mapping[str, Any] | None = None  # name and arguments to build the model again; None: a custom model
     target: NumericTarget | None = None  # the scale of the targets if they are numbers
+    image: bool = False  # whether the samples are images
 
     @property
     def outputs(self) -> int:
@@ -63,11 +65,10 @@ class FederationInfo(NamedTuple):
 
     @property
     def model_description(self) -> dict[str, Any]:
-        """How to build the model, and how tables become its input; for exports."""
-        description: dict[str, Any] = {} if self.recipe is None else {"model": self.recipe}
-        if self.target is not None:
-            description["target"] = {"mean": self.target.mean, "deviation": self.target.deviation}
-        return description | ({} if self.schema is None else {"schema": self.schema.to_json()})
+        """How to build the model, and what its inputs and outputs are; for exports."""
+        return model_description(
+            self.recipe, self.input_shape, self.class_names, target=self.target, schema=self.schema, image=self.image
+        )
 
     @property
     def sites(self) -> int:
@@ -90,6 +91,7 @@ class Task:
         data: reads other data of a site: it is called in the same way and returns a `Dataset` of that site only
         input_shape: the shape of one sample; required with `data`, because the server builds the model without data
         class_names: the names of all classes; required with `data`
+        image: whether `data` returns images, which are scaled from [0, 1] to [-1, 1] for the model
 
     >>> Task(spec="digits").resolve({"method": "ditto"}).method.name
     'ditto'
@@ -101,13 +103,16 @@ class Task:
     data: Callable[[NodeConfig], Dataset] | None = None
     input_shape: Shape = ()
     class_names: tuple[str, ...] = ()
+    image: bool = False
 
     def __post_init__(self) -> None:
-        if self.table is not None and (self.data is not None or self.input_shape or self.class_names):
+        if self.table is not None and (self.data is not None or self.input_shape or self.class_names or self.image):
             raise InputError(
-                "a task with a table function has no data function, input_shape or class_names; remove them: the sites "
-                "agree on a schema"
+                "a task with a table function has no data function, input_shape, class_names or image; remove them: "
+                "the sites agree on a schema"
             )
+        if self.image and self.data is None:
+            raise InputError("image = True has no effect on a task without a data function; remove it")
         if self.data is not None and not (self.input_shape and self.class_names):
             raise InputError("a task with a data function needs input_shape and class_names as well")
 
@@ -151,6 +156,11 @@ class Task:
                 f"attack.kind = {settings.attack.kind!r} is for simulations, not for real sites; "
                 "remove [attack] from the spec"
             )
+        if settings.stop is not None:
+            raise InputError(
+                f"train.stop = {settings.stop.label!r} needs validation data on the server, and a deployment evaluates "
+                "test data on the sites; remove it"
+            )
         if isinstance(method.aggregator, FLTrust):
             raise InputError(
                 f"aggregator = 'fltrust' of method {method.name!r} needs data on the server, and a deployment has data "
@@ -180,6 +190,7 @@ class Task:
                 data=federation.dataset.name,
                 recipe=recipe(source, federation.input_shape, federation.outputs),
                 target=federation.target,
+                image=federation.dataset.image,
             )
         shape, classes, target = self.input_shape, self.class_names, None
         if self.table is not None:
@@ -195,6 +206,7 @@ class Task:
             schema=schema,
             recipe=recipe(source, shape, len(classes) if target is None else 1),
             target=target,
+            image=self.image,
         )
 
     def model_source(self, resolved: ResolvedTask) -> ModelSource:
@@ -263,6 +275,9 @@ class Task:
                 f"the site's data has samples of shape {data.input_shape} in {data.classes} classes; the task has "
                 f"{shape} in {len(self.class_names)}"
             )
+        if data.image != self.image:
+            kind = "images" if data.image else "samples that are no images"
+            raise InputError(f"the data function returns {kind}; give the task image={data.image}, for its exports")
         return with_class_order(data, self.class_names)
 
 

@@ -87,11 +87,6 @@ class ClientBatches(Sequence[tuple[Any, Tensor]]):
     def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
         return iter(self._batches)
 
-    def of_epoch(self, epoch: int) -> Sequence[tuple[Any, Tensor]]:
-        """The batches of one epoch, counted from 0."""
-        per_epoch = len(self._batches) // self.epochs
-        return self._batches[epoch * per_epoch : (epoch + 1) * per_epoch]
-
 
 @dataclass(frozen=True)
 class ClientResult:

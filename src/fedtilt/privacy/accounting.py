@@ -14,10 +14,9 @@ standard deviation of the noise divided by the distance that replacing one clien
 
 import functools
 import math
-from types import ModuleType
 from typing import Any
 
-from fedtilt.errors import InputError
+from fedtilt.imports import import_extra
 
 # Between two integers the bound is interpolated, so that other orders are never better.
 _ORDERS = (*range(2, 33), *range(36, 65, 4), 128, 256, 512)
@@ -75,9 +74,5 @@ def _sampled(ratio: float, population: int, selected: int) -> Any:
     return Accountant(_ORDERS, neighboring_relation=dp.NeighboringRelation.REPLACE_ONE).compose(event)
 
 
-def _library() -> ModuleType:
-    try:
-        import dp_accounting
-    except ImportError:
-        raise InputError('privacy needs dp-accounting; pip install "fedtilt[privacy]"') from None
-    return dp_accounting
+def _library() -> Any:
+    return import_extra("dp_accounting", "privacy", "privacy")

@@ -13,7 +13,7 @@ from fedtilt.methods import ditto, fedavg, fedtilt
 from fedtilt.report.compare import METRICS, Published
 from fedtilt.report.run_reader import Run, read_run
 from fedtilt.report.tuning_page import is_search
-from fedtilt.storage.provenance import settings_of
+from fedtilt.storage.provenance import recorded_settings
 
 PAPER_METRICS = METRICS[:4]
 _CLIENTS, _CLASSES_PER_CLIENT, _MU = 100, 2, 0.01
@@ -46,7 +46,7 @@ def published_for(folder: str | PathLike[str]) -> Published:
         "ditto": ditto(_MU),
         "fedtilt": fedtilt(**table["tilts"], mu=_MU),
     }
-    rows = settings_of(list(methods.values()), TrainSettings())["methods"]
+    rows = recorded_settings(list(methods.values()), TrainSettings())["methods"]
     return {
         name: dict(zip((metric.key for metric in PAPER_METRICS), table["metrics"][row], strict=True))
         for name, settings in fingerprint["methods"].items()

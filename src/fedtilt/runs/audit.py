@@ -11,7 +11,8 @@ from fedtilt.data import Federation
 from fedtilt.engine.client import build_client_model
 from fedtilt.engine.updates import distances_by_round
 from fedtilt.errors import InputError
-from fedtilt.runs.spec_run import open_seed, prepare_seed, spec_of
+from fedtilt.runs.spec_run import prepare_seed, spec_of
+from fedtilt.runs.trained_run import open_seed
 from fedtilt.storage.fingerprint import fingerprint_of, read_fingerprint
 from fedtilt.storage.provenance import read_record
 

@@ -1,28 +1,23 @@
-"""Export trained models: their state and the metadata to use them, also as ONNX files."""
+"""Export trained models: their state, and the metadata to use them."""
 
-import importlib
 import json
-import logging
 import os
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedtilt.data.naming import client_number
-from fedtilt.engine.client_states import FederationState
 from fedtilt.errors import InputError
-from fedtilt.files import interpreting, write_bytes
-from fedtilt.models import logits
+from fedtilt.evaluation.threshold import Threshold
+from fedtilt.files import interpreting, write_tensors
+from fedtilt.models import ModelSource, build_exported, exported_shape
 from fedtilt.parts import LAST_LAYER, Tensors, match_names, named_pieces
-from fedtilt.runs.spec_run import open_seed
-from fedtilt.storage.fingerprint import read_fingerprint
+from fedtilt.runs.onnx_file import write_onnx
+from fedtilt.runs.trained_run import TrainedRun, read_trained_run
 
-_TOLERANCE = 1e-4  # of the outputs of an ONNX file, relative to the largest
+_NOT_EXPORTED = ("clients", "has_outliers", "attackers", "group", "class_names", "thresholds")
 
 
 class Export(NamedTuple):
@@ -33,11 +28,43 @@ class Export(NamedTuple):
     sources: dict[str, str]  # part of the model → where it comes from, such as "initial"
     personal: bool  # whether it is a personal model
     round: int  # after which it was saved
+    method: str
+    client: str | None  # whose model it is; None: the shared model
+
+    def with_threshold(self, threshold: Threshold) -> "Export":
+        """The same model with this threshold on one of its classes."""
+        if "target" in self.metadata:
+            raise InputError(
+                f"threshold {threshold.name}={threshold.value:g} is for classes, and this predicts numbers"
+            )
+        threshold.check(json.loads(self.metadata["classes"]))
+        return self._replace(metadata={**self.metadata, "threshold": json.dumps(threshold.to_json())})
+
+    def write(self, path: Path, model: ModelSource | str | None = None) -> float | None:
+        """Write a safetensors file, or an ONNX file; of the latter, return how much ONNX Runtime differs from PyTorch.
+
+        Args:
+            path: the file
+            model: see `models.load`; an ONNX file needs the model itself
+        """
+        if path.suffix == ".safetensors":
+            write_tensors(path, self.tensors, self.metadata)
+            return None
+        if path.suffix != ".onnx":
+            raise InputError(f"{path} ends neither in .safetensors nor in .onnx, the formats that are written")
+        net = build_exported(self.tensors, self.metadata, "the run", model, trusted=True)
+        shape = exported_shape(self.metadata)
+        if isinstance(shape, dict):
+            raise InputError(
+                f"{path}: an ONNX file has one input, and this model has {', '.join(shape)}; use safetensors"
+            )
+        example = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
+        return write_onnx(path, net, example, self.metadata)
 
 
 def export_model(
     folder: str | os.PathLike[str],
-    method: str,
+    method: str | None = None,
     client: int | str | None = None,
     seed: int | None = None,
     *,
@@ -49,40 +76,44 @@ def export_model(
     A damaged checkpoint raises InputError; the one before it is exported only on request.
 
     Args:
-        folder: the run folder
-        method: the name of the method
+        folder: the run folder, or the folder of a site, whose model it then is
+        method: the name of the method; None: the only one of the run
         client: number or name of a client, for the model that it uses; None: the shared model
         seed: which seed of the run; None: the first
         trained_only: without what training did not change: frozen parameters, and parts that have their initial values
         round: the round of a checkpoint; None: of the last
     """
-    _, run_folder = open_seed(Path(folder), seed)
-    state = run_folder.latest(round)
-    if state is None:
-        raise InputError(f"{folder} has no checkpoint yet; resume the run")
-    if method not in state.server:
-        raise InputError(f"{folder} has no method {method!r}; it has {', '.join(state.server)}")
-    with interpreting(run_folder.folder):
-        description = run_folder.description()
-        clients = description.pop("clients", [])
-        fingerprint, server = read_fingerprint(run_folder.folder / "fingerprint.json"), state.server[method]
-        kept: Tensors = {}
-        if client is not None:
-            kept = _client_state(state, fingerprint, method, client_number(client, clients), client)
-            description["client"] = clients[client_number(client, clients)]
-        own = local_names(fingerprint["methods"][method])  # beside those of the run
-        fingerprint["local"] = [*fingerprint["local"], *match_names(own, fingerprint["model"])]
+    return export_of(read_trained_run(Path(folder), seed, round), method, client, trained_only=trained_only)
+
+
+def export_of(
+    run: TrainedRun, method: str | None = None, client: int | str | None = None, *, trained_only: bool = False
+) -> Export:
+    """A trained model of a run; for the arguments see `export_model`."""
+    with interpreting(Path(run.source)):
+        method, number = run.method(method), run.client_number(client)
+        server, kept = run.server[method], _client_state(run, method, number)
+        own = local_names(run.fingerprint["methods"][method])  # beside those of the run
+        local = [*run.fingerprint["local"], *match_names(own, run.fingerprint["model"])]
+        fingerprint = {**run.fingerprint, "local": local}
+        description = {key: value for key, value in run.description.items() if key not in _NOT_EXPORTED}
+        if "class_names" in run.description:  # `classes` are those of the counts, which may be groups
+            description["classes"] = run.description["class_names"]
+        if method in run.description.get("thresholds", {}):
+            description["threshold"] = run.description["thresholds"][method]
+        if number is not None:
+            description["client"] = run.clients[number]
         sources = _sources(fingerprint, server, kept)
-        tensors = _named_state(fingerprint, run_folder.constants(), server, kept)
+        tensors = _named_state(fingerprint, run.constants, server, kept)
         if trained_only:
             changed = _trained_names(fingerprint, sources)
             if len(changed) < len(tensors):
                 description.pop("model", None)  # it takes all tensors to build it
             tensors = {name: tensor for name, tensor in tensors.items() if name in changed}
             sources = {part: "left out" if source == "initial" else source for part, source in sources.items()}
-        values = description | {"method": method, "round": state.round} | sources
-        texts = {key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items() if key != "has_outliers"}
-        return Export(tensors, texts, sources, "personal" in kept, state.round)
+        values = description | {"method": method, "round": run.round} | sources
+        texts = {key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items()}
+        return Export(tensors, texts, sources, "personal" in kept, run.round, method, description.get("client"))
 
 
 def state_dict(
@@ -98,17 +129,20 @@ def local_names(method: Mapping[str, Any]) -> list[str]:
     return list(local.get("names", [LAST_LAYER]) if isinstance(local, dict) else local)
 
 
-def _client_state(
-    state: FederationState, fingerprint: Mapping[str, Any], method: str, number: int, client: int | str
-) -> Tensors:
+def _client_state(run: TrainedRun, method: str, number: int | None) -> Tensors:
     """The state of a client, or an error that says why there is none."""
-    if fingerprint.get("runner") == "flower":
-        raise InputError(f"the state of client {client} is on its site; export the shared model, without --client")
-    kept = state.client_states.get((method, number))
-    if not kept:
+    if number is None:
+        return {}
+    kept = run.client_state(method, number)
+    if not kept and run.own_client is None:
         raise InputError(
-            f"client {client} has no personal model of method {method!r}, and no local parameters or buffers: it was "
-            "never selected, or there are none; export the shared model, without --client"
+            f"client {run.clients[number]} has no personal model of method {method!r}, and no local parameters or "
+            "buffers: it was never selected, or there are none; export the shared model, without --client"
+        )
+    if not kept and not run.server[method]:
+        raise InputError(
+            f"{run.source} has no model of its own: the site was never selected, or its file is damaged (see "
+            "report.txt); export the shared model on the server"
         )
     return kept
 
@@ -139,7 +173,9 @@ def _named_state(
 ) -> dict[str, Tensor]:
     """A model's tensors by name: constants of the run, over them the server state, over it that of the client."""
     trained, local = fingerprint["model"], fingerprint["local"]
-    pieces = dict(constants) | named_pieces(server["parameters"], {n: s for n, s in trained.items() if n not in local})
+    pieces = dict(constants)
+    if "parameters" in server:  # a site with a personal model has none
+        pieces |= named_pieces(server["parameters"], {n: s for n, s in trained.items() if n not in local})
     if "local" in kept:
         pieces |= named_pieces(kept["local"], {name: shape for name, shape in trained.items() if name in local})
     if "personal" in kept:
@@ -149,80 +185,3 @@ def _named_state(
         named = named_pieces(buffers, fingerprint["buffers"])
         pieces |= {name: buffer.to(constants[name].dtype) for name, buffer in named.items() if name in constants}
     return pieces | {name: pieces[first].clone() for name, first in fingerprint["tied"].items()}
-
-
-# -- ONNX --------------------------------------------------------------------------------------------------------------
-
-
-def write_onnx(
-    path: str | os.PathLike[str], model: nn.Module, example: Tensor, metadata: Mapping[str, str] | None = None
-) -> float:
-    """Write a model as an ONNX file, and return the largest difference between ONNX Runtime and PyTorch.
-
-    The input is named `input` and the output `output`; batches may have any size.
-
-    Args:
-        path: the file to write
-        model: the model
-        example: a batch of at least two samples
-        metadata: texts to store in the file
-    """
-    onnx, runtime = (_import(name) for name in ("onnx", "onnxruntime"))
-    _import("onnxscript")  # torch.onnx needs it
-    model = _OneInput(model).eval()
-    with _quiet():
-        batch = {0: torch.export.Dim("batch")}
-        program = torch.onnx.export(
-            model, (example,), input_names=["input"], output_names=["output"], dynamic_shapes=(batch,), verbose=False
-        )
-    assert program is not None
-    proto = program.model_proto
-    onnx.helper.set_model_props(proto, dict(metadata or {}))
-    content = proto.SerializeToString()
-    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    difference = 0.0
-    for x in (example, example[:1], example.repeat(3, *[1] * (example.dim() - 1))):
-        with torch.no_grad():
-            expected = model(x)
-        found = torch.from_numpy(session.run(None, {"input": x.numpy()})[0])
-        difference = max(difference, (found - expected).abs().max().item())
-        if found.shape != expected.shape or not difference <= _TOLERANCE * max(1.0, expected.abs().max().item()):
-            raise InputError(
-                f"ONNX Runtime differs from PyTorch by {difference:.3g} on this model, so {path} was not written; "
-                "export it as safetensors"
-            )
-    write_bytes(Path(path), content)
-    return difference
-
-
-class _OneInput(nn.Module):
-    """A model whose `forward` takes one tensor by name, as the exporter needs it: not `*args`."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The output for a batch."""
-        return logits(self.model, x)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without messages of the exporter about itself, such as packages that it could use."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
-def _import(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise InputError(f'an ONNX file needs {module}, which is not installed; pip install "fedtilt[onnx]"') from error

@@ -4,6 +4,7 @@ It has the schema of the data and counts of predictions, but no data. The card o
 client alone.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,18 +13,18 @@ from torch import Tensor
 
 from fedtilt.data.groups import CLASS
 from fedtilt.data.naming import client_number
+from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
-from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.round_metrics import RoundMetrics
+from fedtilt.evaluation.threshold import Threshold
 from fedtilt.evaluation.weighted_predictions import clopper_pearson
+from fedtilt.files import write_bytes
 from fedtilt.methods import COMPONENTS, Method
+from fedtilt.models import ModelSource
 from fedtilt.runs.export import Export
-from fedtilt.runs.spec_run import open_seed
-from fedtilt.storage.fingerprint import read_fingerprint
-from fedtilt.storage.provenance import read_record
+from fedtilt.runs.trained_run import Evaluation, TrainedRun
 from fedtilt.text_tables import markdown_table, markdown_text
 from fedtilt.toml_text import format_toml
-from fedtilt.version import __version__
 
 _CONFIDENCE = 0.95
 _MAX_ROWS = 40  # of a table by client or group; beyond, those with the lowest accuracy
@@ -39,48 +40,62 @@ class _Figures(NamedTuple):
     names: Sequence[str]  # of the groups
 
 
-def model_card(
-    folder: Path, export: Export, method: str, client: int | str | None = None, seed: int | None = None
-) -> str:
+def model_card(run: TrainedRun, export: Export) -> str:
     """The card of an exported model, as Markdown.
 
     Args:
-        folder: the run folder
-        export: what `export_model` returned for the same arguments
-        method: the name of the method
-        client: number or name of the client whose model it is; None: the shared model
-        seed: which seed of the run; None: the first
+        run: the run
+        export: what `export_of` returned for it
     """
-    _, run_folder = open_seed(folder, seed)
-    fingerprint = read_fingerprint(run_folder.folder / "fingerprint.json")
-    description = run_folder.description()
-    names = description.get("clients") or list(map(str, range(fingerprint["clients"])))
-    number = None if client is None else client_number(client, names)
-    clients = names if number is None else [names[number]]
-    sections = [_title(fingerprint, export, method, clients[0] if number is not None else None, folder)]
-    sections += [_data(fingerprint, description), _training(fingerprint, method)]
-    evaluated = run_folder.evaluations.read_lines().rounds.get(export.round, {})
-    if method in evaluated:
-        counts, total = run_folder.evaluations.counts(export.round)
-        summary = evaluated[method].summary
-        main = str(description.get("group", CLASS))
-        by_group = _figures(counts[method], total, main, description.get("classes"), number, summary)
-        sections.append(_performance(by_group, clients))
-        sections.append(_limits(by_group, summary, number, bool(export.sources), fingerprint))
+    fingerprint, description = run.fingerprint, run.description
+    number = None if export.client is None else client_number(export.client, run.clients)
+    sections = [_title(run, export), _data(fingerprint, description), _training(fingerprint, export.method)]
+    evaluation = run.evaluation(export.method)
+    if evaluation is not None:
+        main, summary = str(description.get("group", CLASS)), evaluation.summary
+        by_group = _figures(evaluation, main, description.get("classes"), number)
+        sections.append(_performance(by_group, run.clients if number is None else [run.clients[number]]))
+        sections.append(_limits(by_group, summary, number, bool(export.sources), "privacy" in fingerprint["train"]))
     else:
         sections.append(f"## Performance\n\nRound {export.round} was not evaluated, so there are no figures.")
     return "\n\n".join(sections) + "\n"
 
 
-def _title(fingerprint: Mapping[str, Any], export: Export, method: str, client: str | None, folder: Path) -> str:
+def write_export(
+    run: TrainedRun, export: Export, path: Path, model: ModelSource | str | None = None, *, force: bool = False
+) -> tuple[Path, float | None]:
+    """Write an export and its card; return the path of the card, and how much an ONNX file differs from PyTorch.
+
+    Args:
+        run: the run
+        export: what `export_of` returned for it
+        path: the file, model.safetensors or model.onnx; the card is model.md beside it
+        model: see `Export.write`
+        force: whether to replace existing files
+    """
+    card, text = path.with_suffix(".md"), model_card(run, export).encode()
+    if path.exists() and not force:
+        raise InputError(f"{path} already exists; use --force to replace it")
+    if card.exists() and card.read_bytes() != text and not force:
+        raise InputError(f"{card} is not the card of this model; give another name, or --force to replace it")
+    difference = export.write(path, model)
+    write_bytes(card, text)
+    return card, difference
+
+
+def _title(run: TrainedRun, export: Export) -> str:
+    client, rounds = export.client, run.fingerprint["train"]["rounds"]
     kind = "shared model" if client is None else f"{'personal ' * export.personal}model of client {_text(client)}"
     count = sum(tensor.numel() for tensor in export.tensors.values())
     lines = [
-        f"# Model card: {kind} of {_text(method)}",
-        f"Trained by federated learning with fedtilt {read_record(folder)['environment'].get('fedtilt', __version__)}, "
-        f"exported after round {export.round} of {fingerprint['train']['rounds']}; {count:,} parameters.",
-        f"```\n{fingerprint['architecture']}\n```",
+        f"# Model card: {kind} of {_text(export.method)}",
+        f"Trained by federated learning with fedtilt {run.version}, exported after round {export.round} of {rounds}; "
+        f"{count:,} parameters.",
     ]
+    if "architecture" in run.fingerprint:  # not in deployments of earlier versions
+        lines.append(f"```\n{run.fingerprint['architecture']}\n```")
+    if "threshold" in export.metadata:
+        lines.append(f"Decision: {Threshold.from_json(json.loads(export.metadata['threshold'])).in_words()}.")
     if export.sources:
         lines.append("".join(f"- {part.replace('_', ' ')}: {source}\n" for part, source in export.sources.items()))
     return "\n\n".join(line.strip("\n") for line in lines)
@@ -132,10 +147,9 @@ def _without_defaults(kind: str, value: Any) -> Any:
     return None if not given and isinstance(plain, cls) else {"rule": cls.rule, **given}
 
 
-def _figures(
-    counts: Counts, total: Tensor, main: str, names: Sequence[str] | None, client: int | None, summary: RoundMetrics
-) -> dict[str, _Figures]:
+def _figures(evaluation: Evaluation, main: str, names: Sequence[str] | None, client: int | None) -> dict[str, _Figures]:
     """By grouping, the main one first: the figures of the shared model, or of the model of one client."""
+    summary, counts, total = evaluation
     sums = counts.shared if client is None or counts.personal is None else counts.personal
     rows = slice(None) if client is None else slice(client, client + 1)
     names = names or list(map(str, range(total.shape[1])))
@@ -202,7 +216,7 @@ def _limits(
     summary: RoundMetrics,
     client: int | None,
     has_sources: bool,
-    fingerprint: Mapping[str, Any],
+    has_privacy: bool,
 ) -> str:
     figures = next(iter(by_group.values()))
     empty = [name for name, samples in zip(figures.names, figures.total.sum(0).tolist(), strict=True) if not samples]
@@ -222,7 +236,9 @@ def _limits(
         limits.append(f"There was no test data of {', '.join(map(_text, empty))}.")
     if has_sources:
         limits.append("Some parts are not those that clients use: see the list at the top.")
-    if summary.privacy is None:
+    if summary.privacy is None and has_privacy:
+        limits.append("The shared model has differential privacy, see the server's card; a site's own model has none.")
+    elif summary.privacy is None:
         limits.append("It was trained without differential privacy: it may reveal properties of the training data.")
     else:
         limits.append(

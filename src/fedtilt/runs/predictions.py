@@ -7,7 +7,8 @@ from typing import NamedTuple
 from fedtilt.errors import InputError
 from fedtilt.evaluation.predictions import Predictions, predict
 from fedtilt.locks import locked
-from fedtilt.runs.spec_run import open_seed, prepare_seed, spec_of
+from fedtilt.runs.spec_run import prepare_seed, spec_of
+from fedtilt.runs.trained_run import open_seed
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.predictions import read_predictions, write_predictions
 from fedtilt.storage.provenance import read_record

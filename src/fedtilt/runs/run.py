@@ -13,8 +13,7 @@ import torch
 from fedtilt.attacks.attack import AttackedFederation
 from fedtilt.cluster.connection import check_cluster
 from fedtilt.data import Federation
-from fedtilt.data.targets import NumericTarget
-from fedtilt.engine.client_states import FederationState
+from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
 from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
 from fedtilt.errors import InputError, NoEffect
@@ -22,18 +21,24 @@ from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.predictions import Predictions, predict
 from fedtilt.evaluation.results import MethodResult, Result
 from fedtilt.evaluation.round_metrics import metrics_by_method
+from fedtilt.evaluation.stop_check import StopCheck
 from fedtilt.locks import locked
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.parts import constants_of
+from fedtilt.runs.baselines import baselines_of
 from fedtilt.runs.callback import Callback, Callbacks, RunStart, started
 from fedtilt.runs.checkpointing import CHECKPOINT_SECONDS, MEMORY_LIMIT, Summaries, train_rounds
+from fedtilt.runs.export import export_of
+from fedtilt.runs.model_card import write_export
 from fedtilt.runs.notebook import with_notebook_progress
+from fedtilt.runs.trained_run import Evaluation, TrainedRun, read_trained_run
 from fedtilt.simulation import Round
 from fedtilt.storage.fingerprint import check_other_seeds, continued, fingerprint_of
 from fedtilt.storage.predictions import has_predictions, is_small, read_prediction, write_predictions
 from fedtilt.storage.provenance import environment, is_started, read_record, record_environment, seed_folder
-from fedtilt.storage.run_folder import InMemoryRun, Notice, Recorder, RunFolder
+from fedtilt.storage.releases import Releases
+from fedtilt.storage.run_folder import InMemoryRun, Notice, Recorder, RunFolder, model_description
 
 
 @takes_train_settings
@@ -138,6 +143,7 @@ def train_to_end(
     for text in prepared.notices:
         callback.on_notice(text)
     state = recorder.begin(fingerprint, callback.on_notice)
+    prepared, releases = _within_releases(prepared, recorder, 0 if state is None else state.round, callback.on_notice)
     recorder.describe(
         clients=federation.client_names,
         group=federation.group,
@@ -165,17 +171,90 @@ def train_to_end(
         summaries = metrics_by_method(r.counts, r.total, federation.has_outliers, r.privacy, groups, r.attack_success)
         validation = metrics_by_method(r.validation, r.validation_total, federation.has_outliers, None, groups)
         recorder.evaluations.record(r.number, summaries, r.counts, r.total, validation)
+        check.update(r.number, {name: found.evaluated for name, found in validation.items()})
         return summaries
 
-    with started(callback, run_start):
-        last = train_rounds(
-            prepared, recorder, state, record=record, on_round=callback.on_round, notice=callback.on_notice,
-            checkpoint_seconds=checkpoint_seconds,
-        )  # fmt: skip
-    state = state if last is None else last.state
-    assert state is not None  # there is at least one round, trained now or before
+    def on_round(r: Round, summaries: Summaries | None) -> bool:
+        ending.append(bool(callback.on_round(r, summaries)))
+        return summaries is not None and (any(ending) or check.is_over)
+
+    check, ending = StopCheck(prepared.settings.stop), list[bool]()
+    for round, found in recorder.evaluations.validations:
+        check.update(round, {name: metrics.evaluated for name, metrics in found.items()})
+    rounds = prepared.settings.rounds
+    if state is not None and (reason := recorder.end_reason(state.round, rounds)) is not None:
+        callback.on_notice(reason)
+    else:
+        if not check.is_over:  # else the run was killed before it recorded its end
+            with started(callback, run_start):
+                last = train_rounds(
+                    prepared, recorder, state, record=record, on_round=on_round, notice=callback.on_notice,
+                    checkpoint_seconds=checkpoint_seconds, kept_round=lambda: check.kept_round, releases=releases,
+                )  # fmt: skip
+            state = state if last is None else last.state
+        assert state is not None  # there is at least one round, trained now or before
+        state = _end(recorder, state, rounds, check, callback.on_notice)
     _store_predictions(prepared, recorder, state)
-    return _result(prepared, recorder, state)
+    return _result(prepared, recorder, state, _trained_run(recorder, state, fingerprint), callback.on_notice)
+
+
+def _end(recorder: Recorder, state: FederationState, rounds: int, check: StopCheck, notice: Notice) -> FederationState:
+    """The state that a run ends with; after a kill before it is recorded, a resumed run ends with it too."""
+    best, is_early = check.kept_round, check.is_over and state.round < rounds
+    goes_back = best is not None and best < state.round and (is_early or state.round == rounds)
+    if not is_early and not goes_back:
+        return state
+    reason = check.describe(state.round, is_early=is_early)
+    if goes_back:
+        assert best is not None
+        state = recorder.go_back(best, notice)
+    recorder.record_end(state.round, reason, None if is_early else rounds)
+    notice(reason)
+    return state
+
+
+def _trained_run(
+    recorder: Recorder, state: FederationState, fingerprint: Mapping[str, Any]
+) -> Callable[[], TrainedRun]:
+    """A function that returns the run for exports."""
+    if isinstance(recorder, RunFolder):  # not from memory: the results of many seeds would keep their models
+        return partial(read_trained_run, recorder.folder.parent, fingerprint["train"]["seed"])
+    server = {name: {key: tensor.cpu() for key, tensor in found.items()} for name, found in state.server.items()}
+    return partial(_run_in_memory, recorder, server, state.client_states, state.round, fingerprint)  # can be pickled
+
+
+def _run_in_memory(
+    recorder: Recorder, server: dict[str, dict[str, torch.Tensor]], states: ClientStates, round: int,
+    fingerprint: Mapping[str, Any],
+) -> TrainedRun:  # fmt: skip
+    def evaluation(method: str) -> Evaluation:
+        counts, total = recorder.evaluations.counts(round)
+        return Evaluation(recorder.evaluations.history[method][-1][1], counts[method], total)
+
+    return TrainedRun(
+        "the run", fingerprint, recorder.description(), recorder.constants(), server,
+        lambda method, client: states.get((method, client)), round, evaluation,
+    )  # fmt: skip
+
+
+def _within_releases(
+    prepared: PreparedRun, recorder: Recorder, done: int, notice: Notice
+) -> tuple[PreparedRun, Releases | None]:
+    """With secret noise: the run up to the round that the budget still allows, and the count of its models."""
+    mechanism = prepared.mechanism
+    if mechanism is None or mechanism.seed is not None:
+        return prepared, None
+    releases = Releases(recorder.privacy_file, done)
+    settings, notices = mechanism.within_budget(prepared.settings, done=done, releases=releases.count)
+    for text in notices:
+        notice(text)
+    evaluated = {round for rounds in recorder.evaluations.history.values() for round, _ in rounds}
+    if settings.rounds <= done < prepared.settings.rounds and done not in evaluated:
+        raise InputError(
+            f"privacy: rounds that were repeated have used up the budget epsilon = {mechanism.budget:g} before the "
+            f"evaluation of round {done}; start again in another folder"
+        )
+    return prepared._replace(settings=settings), releases
 
 
 def _notice_screened(round: Round, known: set[tuple[str, int]], notice: Notice) -> None:
@@ -187,14 +266,17 @@ def _notice_screened(round: Round, known: set[tuple[str, int]], notice: Notice) 
                 notice(f"round {round.number}, method {method!r}: client {round.client_names[client]} {reason}")
 
 
-def _result(prepared: PreparedRun, recorder: Recorder, state: FederationState) -> Result:
-    evaluations = recorder.evaluations
+def _result(
+    prepared: PreparedRun, recorder: Recorder, state: FederationState, trained: Callable[[], TrainedRun], notice: Notice
+) -> Result:
+    evaluations, compared = recorder.evaluations, partial(baselines_of, prepared, recorder, state.round, notice)
     counts, total = evaluations.counts(state.round)
     net = copy.deepcopy(prepared.net).cpu()
     groups = group_names(prepared.federation)
     return Result(
         {
             m.name: MethodResult(
+                name=m.name,
                 method=m,
                 history=evaluations.history[m.name],
                 sums=counts[m.name].evaluated,
@@ -214,6 +296,8 @@ def _result(prepared: PreparedRun, recorder: Recorder, state: FederationState) -
         },
         prepared.federation,
         _plot,
+        partial(_export, trained),
+        compared() if prepared.settings.baselines else compared,
     )
 
 
@@ -247,6 +331,13 @@ def _plot(result: Result) -> Any:
     return plot(result)
 
 
+def _export(
+    trained: Callable[[], TrainedRun], path: Path, method: str | None, client: int | str | None, force: bool
+) -> None:
+    run = trained()
+    write_export(run, export_of(run, method, client), path, force=force)
+
+
 def _constants(prepared: PreparedRun) -> dict[str, torch.Tensor]:
     """The initial values of everything that is not shared by some method."""
     return {
@@ -257,18 +348,7 @@ def _constants(prepared: PreparedRun) -> dict[str, torch.Tensor]:
 
 
 def _model_description(prepared: PreparedRun) -> dict[str, Any]:
-    """How to build the model and its input: the schema of a table; of images, (x − mean) / deviation.
-
-    A model of numbers predicts output · deviation + mean of its target.
-    """
     data = prepared.federation.dataset
-    description: dict[str, Any] = {} if prepared.recipe is None else {"model": prepared.recipe}
-    description |= target_description(data.target)
-    if data.image:
-        return description | {"mean": [0.5], "deviation": [0.5]}  # pixels in [0, 1] become [-1, 1]
-    return description | ({} if data.schema is None else {"schema": data.schema.to_json()})
-
-
-def target_description(target: NumericTarget | None) -> dict[str, Any]:
-    """How a model's outputs become numbers in the unit of the target; empty for classes."""
-    return {} if target is None else {"target": {"mean": target.mean, "deviation": target.deviation}}
+    return model_description(
+        prepared.recipe, data.input_shape, data.class_names, target=data.target, schema=data.schema, image=data.image
+    )

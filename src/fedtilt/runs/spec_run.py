@@ -22,9 +22,10 @@ from fedtilt.locks import locked
 from fedtilt.runs.callback import Callback, Callbacks
 from fedtilt.runs.notebook import with_notebook_progress
 from fedtilt.runs.run import check_cluster_of_new_run, check_out_folder, compare_environment, train_to_end
+from fedtilt.runs.trained_run import check_run_folder
 from fedtilt.simulation import Round
 from fedtilt.storage.fingerprint import continued, earlier_version, fingerprint_of
-from fedtilt.storage.provenance import is_started, read_record, record_environment, seed_folder
+from fedtilt.storage.provenance import read_record, record_environment, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -168,30 +169,6 @@ def spec_of(folder: Path, *overrides: str) -> "Spec":
         return load_spec(folder / "spec.toml", overrides=overrides, recorded=True)
     except MovedKey:
         raise earlier_version(folder) from None
-
-
-def check_run_folder(folder: Path) -> None:
-    """Raise InputError if a folder is not a run folder."""
-    if not folder.exists():
-        raise InputError(f"{folder} does not exist; check the path")
-    if not (folder / "run.json").exists():
-        raise InputError(f"{folder} is not a run folder: it has no run.json")
-    if not is_started(folder):
-        raise InputError(f"{folder} has a run that was stopped before it began; start it again with the same folder")
-
-
-def open_seed(folder: Path, seed: int | None = None) -> tuple[int, RunFolder]:
-    """One seed of a run, and its part of the folder; None: the first."""
-    check_run_folder(folder)
-    record = read_record(folder)
-    if "tuning" in record:
-        again = shlex.quote(str(folder / "recommended.toml"))
-        raise InputError(f"{folder} is a search, which keeps no models; train what it recommends: fedtilt run {again}")
-    seeds = record["seeds"]
-    seed = int(seeds[0]) if seed is None else seed
-    if seed not in seeds:
-        raise InputError(f"{folder} has no seed {seed}; it has {', '.join(map(str, seeds))}")
-    return seed, RunFolder(seed_folder(folder, seed))
 
 
 # -- seeds as tasks of a Ray cluster -----------------------------------------------------------------------------------

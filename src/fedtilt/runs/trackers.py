@@ -5,7 +5,6 @@ and a resumed run continues where it stopped. A search is one run, with means ov
 """
 
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from typing import Any
 
 from fedtilt.errors import InputError
 from fedtilt.evaluation.round_metrics import RoundMetrics
+from fedtilt.imports import import_extra
 from fedtilt.runs.callback import Callback, Callbacks, RunStart
 from fedtilt.simulation import Round
 from fedtilt.storage.evaluations import Evaluations
@@ -53,7 +53,7 @@ class TensorBoard(Tracker):
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        _import("tensorboard")
+        import_extra("tensorboard", "--log tensorboard", "tensorboard")
         self._folder = os.fspath(folder)
 
     def on_start(self, run: RunStart) -> None:
@@ -85,7 +85,7 @@ class MLflow(Tracker):
     def __init__(self, uri: str, experiment: str = "fedtilt") -> None:
         if "://" not in uri:  # MLflow asks for consent before it uses a folder; naming one is consent
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        self._client = _import("mlflow").MlflowClient(tracking_uri=uri)
+        self._client = import_extra("mlflow", "--log mlflow", "mlflow").MlflowClient(tracking_uri=uri)
         self._experiment = experiment
 
     def on_start(self, run: RunStart) -> None:
@@ -126,7 +126,7 @@ class WandB(Tracker):
     """
 
     def __init__(self, project: str = "fedtilt", **settings: Any) -> None:
-        self._wandb = _import("wandb")
+        self._wandb = import_extra("wandb", "--log wandb", "wandb")
         self._settings = {"project": project} | settings
 
     def on_start(self, run: RunStart) -> None:
@@ -158,14 +158,6 @@ def trackers_of(texts: Iterable[str]) -> list[Tracker]:
             )
         trackers.append(TRACKERS[kind](where))
     return trackers
-
-
-def _import(module: str) -> Any:
-    """A package that is an extra of the same name."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise InputError(f'{module} is not installed; pip install "fedtilt[{module}]"') from error
 
 
 def named_values(metrics: Mapping[str, RoundMetrics]) -> dict[str, float]:

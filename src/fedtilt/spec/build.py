@@ -13,7 +13,7 @@ from fedtilt.data import Dataset, Federation, Schema, images, leaf, load
 from fedtilt.data.corrections import corrected
 from fedtilt.data.partition import resolve_clients
 from fedtilt.data.tables.reader import Source
-from fedtilt.data.tables.table import Roles, Table, known_schema, open_table
+from fedtilt.data.tables.table import Table, known_schema, open_table
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import import_function
@@ -87,17 +87,12 @@ def table_of(spec: Spec, source: Source | None = None, site: int | None = None) 
     d = spec.data
     source = d.file if source is None else source
     assert source is not None
-    return open_table(source, _roles(spec), d.drop, d.schema, site, spec.task)
+    return open_table(source, d, d.schema, site, spec.task)
 
 
 def known_schema_of(spec: Spec) -> Schema:
     """What a spec says of its table: the roles of columns, and its schema file."""
-    return known_schema(spec.data.schema, _roles(spec), spec.task)
-
-
-def _roles(spec: Spec) -> Roles:
-    roles = ("target", "client", "group", "weight", "split", "split_group", "split_time")
-    return {role: getattr(spec.data, role) or None for role in roles}
+    return known_schema(spec.data.schema, spec.data, spec.task)
 
 
 def model_of(spec: Spec) -> ModelSource:
@@ -128,5 +123,8 @@ def _own_model(path: str, arguments: dict[str, Any]) -> ModelSource:
 
 def train_settings_of(spec: Spec, seed: int) -> TrainSettings:
     """The training settings of a spec, with one of its seeds and the loss of its task."""
-    settings = replace(spec.train, seed=seed, device=spec.device, privacy=spec.privacy, attack=spec.attack)
+    baselines = spec.data.path is not None if spec.train.baselines is None else spec.train.baselines
+    settings = replace(
+        spec.train, seed=seed, device=spec.device, privacy=spec.privacy, attack=spec.attack, baselines=baselines
+    )
     return settings.for_task(spec.task)

@@ -2,18 +2,18 @@
 
 from dataclasses import dataclass
 
-from fedtilt.config.setting_fields import Name, setting
+from fedtilt.config.setting_fields import default_of, setting, settings_of
 from fedtilt.data import names
 from fedtilt.data.sources.image_cache import MODES
+from fedtilt.data.tables.settings import OF_TABLE, TableSettings
 from fedtilt.errors import InputError
 
-_OF_FILE = ("target", "client", "group", "weight", "drop", "schema", "split", "split_group", "split_time")
 _OF_IMAGES = ("image_size", "image_channels")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSpec:
-    """`[data]`."""
+class _DataSource:
+    """The first keys of `[data]`."""
 
     name: str = setting(
         "digits",
@@ -25,48 +25,14 @@ class DataSpec:
         None,
         "your own table; a path relative to the spec; the tables of a folder are named after their clients",
         example="patients.csv",
-        allowed="a CSV, TSV or Parquet file, or a folder of them",
+        allowed="a CSV (also .gz), TSV, Parquet or .xlsx file, or a folder of them",
     )
-    target: Name | None = setting(
-        None,
-        "the column of the labels; required with file, unless the schema names it",
-        example="diagnosis",
-        allowed="a column of file",
-    )
-    client: Name | None = setting(None, "the column of the clients", example="hospital", allowed="a column of file")
-    group: Name | tuple[Name, ...] | None = setting(
-        None,
-        "the column of groups, such as sex, or several: tau tilts over these groups instead of the classes, and "
-        "metrics are given for them; not an input of the model",
-        example="sex",
-        allowed="a column of file, or a list of columns",
-        check=lambda columns: columns != (),
-    )
-    weight: Name | None = setting(
-        None,
-        "a column of file with the weight of each row in the training loss: 2 counts as two rows",
-        example="visits",
-        allowed="a column of file",
-    )
-    drop: tuple[Name, ...] = setting((), "columns to leave out", allowed='a list of columns of file, such as ["id"]')
-    split: Name | None = setting(
-        None,
-        "a column of file with train and test in it; default: test data is drawn",
-        example="fold",
-        allowed="a column of file",
-    )
-    split_group: Name | None = setting(
-        None,
-        "a column of file whose rows with the same value are all training or all test data",
-        example="patient",
-        allowed="a column of file",
-    )
-    split_time: Name | None = setting(
-        None,
-        "a column of file with times; the newest rows of each client are test data",
-        example="admitted",
-        allowed="a column of file",
-    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec(TableSettings, _DataSource):
+    """`[data]`."""
+
     images: str | None = setting(
         None,
         "your own images: a folder with CLASS/… or CLIENT/CLASS/…, also inside train and test, or a CSV file with the "
@@ -125,11 +91,12 @@ class DataSpec:
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.file is not None and self.target is None and self.schema is None:
             raise InputError(f"data.file = {self.file!r} needs data.target; name the column of the labels")
-        for key in _OF_FILE:
-            value = getattr(self, key)
-            if self.file is None and value not in (None, ()):
+        for key in (*OF_TABLE, "schema"):
+            value, default = getattr(self, key), default_of(settings_of(type(self))[key])
+            if self.file is None and value != default:
                 raise InputError(f"data.{key} = {value!r} needs data.file; name the table it is in")
         for key in _OF_IMAGES:
             if self.images is None and getattr(self, key) is not None:
@@ -139,11 +106,6 @@ class DataSpec:
             raise InputError(f"data.{sources[0]} and data.{sources[1]} are two data sets; keep one of them")
         if self.test_share is not None and sources not in (["file"], ["images"]):
             raise InputError(f"data.test_share = {self.test_share} needs data.file or data.images; leave it out")
-
-    @property
-    def group_columns(self) -> tuple[str, ...]:
-        """The columns of groups."""
-        return () if self.group is None else (self.group,) if isinstance(self.group, str) else self.group
 
     @property
     def path(self) -> str | None:

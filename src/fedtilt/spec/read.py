@@ -4,7 +4,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field
 from functools import partial
 from importlib import resources
@@ -15,6 +15,7 @@ from typing import Any, get_origin
 from fedtilt.checks import is_nested_too_deeply
 from fedtilt.config.setting_fields import Name, alternatives, settings_of
 from fedtilt.config.tables import read_values
+from fedtilt.data.tables.settings import TableSettings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import find_modules_in
 from fedtilt.methods import PRESETS, check_rates_used
@@ -103,6 +104,23 @@ def parse(raw: Raw) -> Spec:
     values = read_values(Spec, {key: value for key, value in raw.items() if key != "methods"}, [], unknown_key)
     methods = tuple(_read_method(method, position) for position, method in enumerate(raw.get("methods", [])))
     return Spec(**values, methods=methods)
+
+
+def table_keys(options: Mapping[str, Any], overrides: Sequence[str] = ()) -> Raw:
+    """The keys of `[data]` that describe a table: options of a command, and overrides such as "data.decimal=,"."""
+    raw: Raw = {"data": {key: value for key, value in options.items() if value}}
+    for text in overrides:
+        if not text.strip().startswith("data."):
+            raise InputError(f"--set {text} does not describe a table; set a key of [data], such as data.decimal=,")
+        _override(raw, text)
+    found: Raw = raw["data"]
+    return found
+
+
+def table_settings(keys: Raw) -> TableSettings:
+    """The settings of a table from `table_keys`, except for its schema."""
+    keys = {key: value for key, value in keys.items() if key != "schema"}
+    return TableSettings(**read_values(TableSettings, keys, ["data"], unknown_key))
 
 
 def _read_method(raw: Raw, position: int) -> MethodSpec:

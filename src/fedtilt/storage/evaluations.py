@@ -40,7 +40,7 @@ class EvaluationHistory:
 
     def __init__(self) -> None:
         self.history: History = {}
-        self.validation: dict[str, RoundMetrics] = {}  # of the last evaluated round
+        self.validations: list[tuple[int, dict[str, RoundMetrics]]] = []  # (round, metrics on validation data)
         self._last: tuple[dict[str, Counts], Tensor] | None = None
 
     def record(
@@ -48,10 +48,16 @@ class EvaluationHistory:
         validation: Mapping[str, RoundMetrics] | None = None,
     ) -> None:  # fmt: skip
         """Add an evaluated round."""
-        self.validation = dict(validation or {})
+        if validation:
+            self.validations.append((round, dict(validation)))
         for name, summary in summaries.items():
             self.history.setdefault(name, []).append((round, summary))
         self._last = dict(counts), total
+
+    @property
+    def validation(self) -> dict[str, RoundMetrics]:
+        """The metrics on validation data after the last evaluated round, by method; empty: there is no such data."""
+        return self.validations[-1][1] if self.validations else {}
 
     def counts(self, round: int) -> tuple[dict[str, Counts], Tensor]:
         """The counts of an evaluated round by method, and the number of samples; in memory, of the last alone."""
@@ -76,18 +82,10 @@ class Evaluations(EvaluationHistory):
         lines = ""
         for name, summary in summaries.items():
             entry = {"round": round, "method": name} | summary.to_json()
-            if name in self.validation:
-                entry["validation"] = self.validation[name].to_json()
+            if validation and name in validation:
+                entry["validation"] = validation[name].to_json()
             lines += json.dumps(with_digest(entry), allow_nan=False) + "\n"
-        tensors = {"total": total.int()}
-        for name, count in counts.items():
-            for i, group in enumerate(count.groups):
-                tensors[f"total-{i}"], tensors[f"{name}/group-{i}"] = group.total.int(), _stored(group.sums)
-            tensors[f"{name}/shared"] = _stored(count.shared)
-            tensors[f"{name}/never_selected"] = count.never_selected
-            if count.personal is not None:
-                tensors[f"{name}/personal"] = _stored(count.personal)
-        write_tensors(self.counts_file(round), tensors)
+        write_counts(self.counts_file(round), counts, total)
         with writing(self.metrics_file), self.metrics_file.open("a") as file:
             file.write(lines)
 
@@ -99,24 +97,7 @@ class Evaluations(EvaluationHistory):
 
     def counts(self, round: int) -> tuple[dict[str, Counts], Tensor]:
         """The counts of an evaluated round by method, and the number of samples."""
-        path = self.counts_file(round)
-        tensors = read_tensors(path)
-        try:
-            total = tensors.pop("total").long()
-            counts = {}
-            columns = sorted((key for key in tensors if "/" not in key), key=lambda key: (len(key), key))  # total-0, …
-            totals = [tensors.pop(key).long() for key in columns]
-            for key in tensors:
-                name, part = key.rsplit("/", 1)
-                if part == "shared":
-                    personal = tensors.get(f"{name}/personal")
-                    personal = None if personal is None else _restored(personal)
-                    groups = [GroupCounts(_restored(tensors[f"{name}/group-{i}"]), t) for i, t in enumerate(totals)]
-                    never_selected = tensors[f"{name}/never_selected"]
-                    counts[name] = Counts(_restored(tensors[key]), personal, never_selected, tuple(groups))
-        except (KeyError, ValueError) as error:
-            raise InputError(f"{path} is damaged ({error!r}); restore it from a copy") from error
-        return counts, total
+        return read_counts(self.counts_file(round))
 
     def counts_file(self, round: int) -> Path:
         """The file with the counts of a round."""
@@ -185,17 +166,52 @@ class Evaluations(EvaluationHistory):
         for problem in [*(lines.damaged if lost else []), *lost]:
             notice(f"{problem}; this evaluation is missing from the curves")
         kept = [(round, name, line) for round in rounds for name, line in lines.rounds[round].items()]
-        self.history, self.validation = {}, {}
+        self.history = {}
         for round, name, line in kept:
             self.history.setdefault(name, []).append((round, line.summary))
-            if line.validation is not None:
-                self.validation[name] = line.validation
+        by_round = {r: {name: line.validation for name, line in lines.rounds[r].items()} for r in rounds}
+        self.validations = [(r, {n: v for n, v in found.items() if v is not None}) for r, found in by_round.items()]
+        self.validations = [(r, found) for r, found in self.validations if found]
         if self.metrics_file.exists():
             write_bytes(self.metrics_file, "".join(line.text + "\n" for _, _, line in kept).encode())
         for path, round in rounds_in(self._counts_folder, r"\.safetensors(\.part)?").items():
             if round not in rounds:
                 with writing(path):
                     path.unlink()
+
+
+def write_counts(path: Path, counts: Mapping[str, Counts], total: Tensor) -> None:
+    """Write counts by method, and the number of samples."""
+    tensors = {"total": total.int()}
+    for name, count in counts.items():
+        for i, group in enumerate(count.groups):
+            tensors[f"total-{i}"], tensors[f"{name}/group-{i}"] = group.total.int(), _stored(group.sums)
+        tensors[f"{name}/shared"] = _stored(count.shared)
+        tensors[f"{name}/never_selected"] = count.never_selected
+        if count.personal is not None:
+            tensors[f"{name}/personal"] = _stored(count.personal)
+    write_tensors(path, tensors)
+
+
+def read_counts(path: Path) -> tuple[dict[str, Counts], Tensor]:
+    """The inverse of `write_counts`."""
+    tensors = read_tensors(path)
+    try:
+        total = tensors.pop("total").long()
+        counts = {}
+        columns = sorted((key for key in tensors if "/" not in key), key=lambda key: (len(key), key))  # total-0, …
+        totals = [tensors.pop(key).long() for key in columns]
+        for key in tensors:
+            name, part = key.rsplit("/", 1)
+            if part == "shared":
+                personal = tensors.get(f"{name}/personal")
+                personal = None if personal is None else _restored(personal)
+                groups = [GroupCounts(_restored(tensors[f"{name}/group-{i}"]), t) for i, t in enumerate(totals)]
+                never_selected = tensors[f"{name}/never_selected"]
+                counts[name] = Counts(_restored(tensors[key]), personal, never_selected, tuple(groups))
+    except (KeyError, ValueError) as error:
+        raise InputError(f"{path} is damaged ({error!r}); restore it from a copy") from error
+    return counts, total
 
 
 def _stored(sums: Tensor) -> Tensor:

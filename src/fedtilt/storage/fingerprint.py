@@ -19,7 +19,7 @@ from fedtilt.engine.settings import TrainSettings, default_eval_every
 from fedtilt.errors import InputError
 from fedtilt.files import first_difference, read_json
 from fedtilt.parts import tied_parameters
-from fedtilt.storage.provenance import settings_of
+from fedtilt.storage.provenance import recorded_settings
 
 # key of a fingerprint whose value is a digest → what has changed, and what to restore
 _DIGESTED = {
@@ -40,7 +40,7 @@ def fingerprint_of(prepared: PreparedRun) -> dict[str, Any]:
     x_train, x_test = (named_tensors(x, "x").values() for x in (data.x_train, data.x_test))
     groups = [codes for column in federation.groups.values() for codes in (column.train, column.test)]
     return {
-        **settings_of(prepared.methods, prepared.settings),
+        **recorded_settings(prepared.methods, prepared.settings),
         "data": data.name,
         "samples": _digest([*x_train, data.y_train, *x_test, data.y_test, *groups]),
         "outliers": federation.outliers.to_json(),

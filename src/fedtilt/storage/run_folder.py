@@ -4,27 +4,35 @@ fingerprint.json                               methods, settings, data and model
 federation.json                                names of clients and classes or groups, and the clients with outliers
 backend.json                                   which backend trained last, and why faster ones did not
 model.json                                     how to build the model, and how to standardise its input
+thresholds.json                                {"thresholds": method → threshold on a class}, if any were chosen
+early_stop.json                                after which round the run ended early, and why
 constants.safetensors                          frozen parameters and initial buffers of the model, if it has any
 metrics.jsonl                                  one line per evaluated round and method
 counts/round-00040.safetensors                 correct predictions, or errors, per client and class or group
 predictions.safetensors                        what the last models predict on the test data
+baselines/                                     metrics, counts and predictions of what the methods are compared with
 checkpoints/round-00040/                       server states, and a manifest with hashes; the last two
 clients/states-000012                          client states, many in one file
+privacy.json                                   with secret noise: how many models were made, also in repeated rounds
 
 Everything has a digest, and is checked when it is read.
 """
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fedtilt.data.groups import CLASS
+from fedtilt.data.inputs import Shape
+from fedtilt.data.targets import NumericTarget
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.errors import InputError
-from fedtilt.files import read_json, read_tensors, write_json, write_tensors
+from fedtilt.files import interpreting, read_json, read_tensors, write_json, write_tensors
+from fedtilt.parts import Tensors
 from fedtilt.storage.checkpoints import Checkpoints
 from fedtilt.storage.evaluations import EvaluationHistory, Evaluations
 from fedtilt.storage.fingerprint import (
@@ -35,8 +43,17 @@ from fedtilt.storage.fingerprint import (
     with_keys_of,
 )
 
+if TYPE_CHECKING:  # Arrow is for tables alone
+    from fedtilt.data.tables.schema import Schema
+
+EARLY_STOP = "early_stop.json"
 _MAX_NAMES = 12  # of damaged clients in a message
 Notice = Callable[[str], None]
+
+
+def baselines_folder(folder: Path) -> Path:
+    """The folder of the baselines in that of a seed."""
+    return folder / "baselines"
 
 
 class RunFolder:
@@ -47,6 +64,7 @@ class RunFolder:
         self.client_states = ClientStates(folder / "clients", memory_limit)
         self.evaluations = Evaluations(folder)
         self.checkpoints = Checkpoints(folder, self.client_states)
+        self.privacy_file = folder / "privacy.json"
         self._has_constants = False
 
     # -- start and resume --------------------------------------------------------------------------------------------
@@ -155,7 +173,7 @@ class RunFolder:
 
     def description(self) -> dict[str, Any]:
         """What `describe` wrote, without the constants."""
-        paths = [self.folder / "federation.json", self.folder / "model.json"]
+        paths = [self.folder / name for name in ("federation.json", "model.json", "thresholds.json")]
         return {key: value for path in paths if path.exists() for key, value in read_json(path).items()}
 
     def constants(self) -> dict[str, Tensor]:
@@ -178,6 +196,35 @@ class RunFolder:
         self.evaluations.sync()
         is_evaluated = any(rounds[-1][0] == state.round for rounds in self.evaluations.history.values())
         self.checkpoints.write(state, is_evaluated=is_evaluated, keep=keep)
+
+    # -- early stops -------------------------------------------------------------------------------------------------
+
+    def go_back(self, round: int, notice: Notice) -> FederationState:
+        """The state of a kept checkpoint; everything that was written after it is deleted."""
+        self.checkpoints.delete_after(round)
+        state = self.resume(notice)
+        assert state is not None
+        assert state.round == round
+        return state
+
+    def record_end(self, round: int, reason: str, rounds: int | None) -> None:
+        """Record that the run ends with this round, its last checkpoint; with `rounds`, unless it gets more rounds."""
+        write_json(self._early_stop_file, {"round": round, "reason": reason, "rounds": rounds})
+
+    def end_reason(self, round: int, rounds: int) -> str | None:
+        """Why a run of these rounds has ended with this round; None: it has not, and a record of it is outdated."""
+        if not self._early_stop_file.exists():
+            return None
+        record = read_json(self._early_stop_file)
+        with interpreting(self._early_stop_file):
+            if record["round"] == round and (record["rounds"] is None or record["rounds"] >= rounds):
+                return str(record["reason"])
+        self._early_stop_file.unlink()
+        return None
+
+    @property
+    def _early_stop_file(self) -> Path:
+        return self.folder / EARLY_STOP
 
     def latest(self, round: int | None = None) -> FederationState | None:
         """The state of the last checkpoint, or of the one of this round; None if there is no checkpoint at all.
@@ -218,15 +265,43 @@ class InMemoryRun:
     def __init__(self, memory_limit: int) -> None:
         self.client_states = ClientStates(None, memory_limit)
         self.evaluations = EvaluationHistory()
+        self.privacy_file = None
 
     def begin(self, fingerprint: Mapping[str, Any], notice: Notice) -> None:
         """No-op: there is no earlier state."""
 
-    def describe(self, **names: object) -> None:
+    def describe(
+        self, *, model: Mapping[str, Any], constants: Mapping[str, Tensor], backend: str, **names: Any
+    ) -> None:  # fmt: skip
+        """Remember what `RunFolder.describe` writes."""
+        self._description, self._constants = {**names, **model}, constants
+
+    def description(self) -> dict[str, Any]:
+        """What `describe` was called with, without the constants."""
+        return dict(self._description)
+
+    def constants(self) -> dict[str, Tensor]:
+        """Frozen parameters and initial buffers of the model."""
+        return dict(self._constants)
+
+    def checkpoint(self, state: FederationState, keep: Collection[int] = ()) -> None:
+        """Keep a copy of this state if its round is in `keep`."""
+        if state.round in keep:
+            server: dict[str, Tensors] = copy.deepcopy(state.server)
+            kept = FederationState(state.round, server, copy.deepcopy(state.client_states))
+            self._kept = kept, copy.deepcopy(self.evaluations)
+
+    def go_back(self, round: int, notice: Notice) -> FederationState:
+        """The state of a kept round; the evaluations are those up to it."""
+        state, self.evaluations = self._kept
+        assert state.round == round
+        return state
+
+    def record_end(self, round: int, reason: str, rounds: int | None) -> None:
         """No-op."""
 
-    def checkpoint(self, state: FederationState) -> None:
-        """No-op."""
+    def end_reason(self, round: int, rounds: int) -> None:
+        """None: there is no earlier run."""
 
 
 Recorder = RunFolder | InMemoryRun
@@ -243,3 +318,30 @@ def _has_tensors(path: Path, expected: Mapping[str, Tensor]) -> bool:
     return tensors.keys() == expected.keys() and all(
         torch.equal(tensors[name], t.cpu()) for name, t in expected.items()
     )
+
+
+def model_description(
+    recipe: Mapping[str, Any] | None,
+    input_shape: Shape,
+    class_names: Sequence[str],
+    *,
+    target: NumericTarget | None,
+    schema: "Schema | None",
+    image: bool,
+) -> dict[str, Any]:
+    """How to build a model, and what its inputs and outputs are; for model.json and the metadata of exports.
+
+    Args:
+        recipe: name and arguments of the model; None: no function that can be imported
+        input_shape: the shape of one sample
+        class_names: the names of the outputs, unless they are numbers
+        target: the scale of numbers: a prediction is output · deviation + mean
+        schema: of a table: how its columns become the input
+        image: whether the input is (x − mean) / deviation of pixels in [0, 1]
+    """
+    found: dict[str, Any] = {} if recipe is None else {"model": dict(recipe)}
+    found["input_shape"] = input_shape
+    found |= {"class_names": list(class_names)} if target is None else {}
+    found |= {} if target is None else {"target": {"mean": target.mean, "deviation": target.deviation}}
+    found |= {"mean": [0.5], "deviation": [0.5]} if image else {}  # pixels become [-1, 1]
+    return found | ({} if schema is None else {"schema": schema.to_json()})

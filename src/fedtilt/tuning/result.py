@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from fedtilt.errors import InputError
+from fedtilt.imports import import_extra
 from fedtilt.methods import Method
 from fedtilt.tuning.axes import Setting, format_setting, format_value
 from fedtilt.tuning.decision import Decision, decide, pareto_front
@@ -70,10 +70,7 @@ class Tuning:
 
     def to_pandas(self) -> Any:
         """A table with one row per setting: its values, its rounds, its objectives, its gain and standard error."""
-        try:
-            import pandas
-        except ImportError:
-            raise InputError('to_pandas() needs pandas; pip install "fedtilt[report]"') from None
+        pandas = import_extra("pandas", "to_pandas()", "report")
         rows = [
             {**row.setting, "rounds": row.rounds, **row.validation, "gain": row.gain, "standard_error": row.error}
             for row in self.settings.values()

@@ -13,7 +13,7 @@ from fedtilt.files import read_json, write_json
 from fedtilt.models import trained_parameters
 from fedtilt.runs.callback import Callback, RunStart, SearchProgress, started
 from fedtilt.simulation import Round
-from fedtilt.storage.provenance import settings_of
+from fedtilt.storage.provenance import recorded_settings
 from fedtilt.tuning.axes import Setting, format_setting, grid, texts_of
 from fedtilt.tuning.decision import ranked
 from fedtilt.tuning.objectives import SeedScores, values_of
@@ -79,7 +79,13 @@ class Search:
         self._file = None if folder is None else folder / "progress.json"
         self._progress = Progress.read(self._file)
         self._trainer = Trainer(
-            tuned, self._candidates, storage._replace(folder=folder), self._on_round, self._check_time, self._notice
+            tuned,
+            self._candidates,
+            storage._replace(folder=folder),
+            self._on_round,
+            self._check_time,
+            self._notice,
+            outputs=plan.needs_outputs,
         )
         self._trainer.ended = self._progress.ended
         self._seconds_before, self._started = self._progress.seconds, time.monotonic()
@@ -145,7 +151,7 @@ class Search:
         candidate, seed = self._candidates[self.tuned.name], self.tuned.seeds[0]
         federation = self.tuned.federation(seed)
         settings = {
-            **settings_of([candidate.method], candidate.settings),
+            **recorded_settings([candidate.method], candidate.settings),
             "data": federation.dataset.name,
             "clients": federation.clients,
             "outliers": federation.outliers.to_json(),

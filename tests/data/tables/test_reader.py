@@ -1,10 +1,12 @@
 """Reading tables: several files, names of rows, files that are hard to read."""
 
+import gzip
+
 import numpy as np
 import pytest
 import torch
 
-from fedtilt.data import Federation, table, transform
+from fedtilt.data import Federation, Schema, table, transform
 from fedtilt.data.tables.reader import is_table, open_reader
 from fedtilt.errors import InputError
 
@@ -61,7 +63,7 @@ def test_files_that_do_not_fit_are_refused(folder):
     ):
         table(folder, target="ill")
     (folder / "empty").mkdir()
-    with pytest.raises(InputError, match=r"empty has no table; put one .csv, .tsv or .parquet file per client into it"):
+    with pytest.raises(InputError, match=r"empty has no table; put a .csv, .tsv, .csv.gz, .parquet or .xlsx file"):
         table(folder / "empty", target="ill")
     with pytest.raises(InputError, match=r"table https://example.org/a.csv is a URL; download it first"):
         table("https://example.org/a.csv", target="ill")
@@ -144,6 +146,58 @@ def test_categories_without_rows_do_not_count():
 
 def test_text_that_is_not_utf8(tmp_path):
     path = tmp_path / "t.csv"
-    path.write_bytes("name,y\nJosé,1\nAna,0\n".encode("latin-1"))
-    with pytest.raises(InputError, match="column 'name' that is not UTF-8 text; save it as UTF-8 CSV"):
-        table(path, target="y")
+    text = "größe;ort;y\n" + "1,5;Köln;ä\n2,5;Ötz;b\n" * 20
+    for encoding, given in [
+        ("utf-8", None),
+        ("utf-8-sig", None),
+        ("cp1252", None),
+        ("utf-16", None),
+        ("cp850", "cp850"),
+    ]:
+        path.write_bytes(text.encode(encoding))
+        data = table(path, target="y", encoding=given)
+        assert data.schema.inputs == ("größe", "ort = Köln", "ort = Ötz")
+        assert data.class_names == ("b", "ä")
+        assert data.row_names[3] == "row 5"
+        same = transform(path, like=Schema.from_json(data.schema.to_json()))  # the schema carries the encoding
+        assert torch.equal(same[data.rows_train], data.x_train)
+    with pytest.raises(InputError, match=r"t.csv is not text in ascii \(byte 2\); set another encoding"):
+        table(path, target="y", encoding="ascii")
+    with pytest.raises(InputError, match="encoding = 'klingon' is unknown; such as 'cp1252'"):
+        table(path, target="y", encoding="klingon")
+    path.write_bytes(b"name;y\n" + b"\x81\xe4;1\n" * 20 + b"b;2\n" * 20)  # no character of cp1252
+    assert table(path, target="y").schema.column("name").categories == ("b", "\x81ä")
+
+
+def test_compressed_files(tmp_path):
+    text = site(60, 0).to_csv(index=False)
+    (tmp_path / "north.csv").write_text(text)
+    (tmp_path / "gz").mkdir()
+    (tmp_path / "gz/north.csv.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "gz/south.tsv.gz").write_bytes(
+        gzip.compress(site(60, 1).to_csv(index=False, sep="\t").encode("cp1252"))
+    )
+    data, plain = table(tmp_path / "gz/north.csv.gz", target="ill"), table(tmp_path / "north.csv", target="ill")
+    assert (data.name, data.schema) == (plain.name, plain.schema)
+    assert torch.equal(data.x_train, plain.x_train)
+    assert table(tmp_path / "gz", target="ill").client_names == ("north", "south")
+    (tmp_path / "gz/north.csv.gz").write_bytes(b"no gzip")
+    with pytest.raises(InputError, match="north.csv.gz is not a readable gzip file"):
+        table(tmp_path / "gz/north.csv.gz", target="ill")
+
+
+def test_a_spreadsheet_reads_like_its_csv_file(tmp_path):
+    pytest.importorskip("openpyxl")
+    frame = site(60, 0)
+    frame.to_excel(tmp_path / "north.xlsx", index=False)
+    frame.to_csv(tmp_path / "north.csv", index=False)
+    data, plain = (table(tmp_path / f"north.{kind}", target="ill") for kind in ("xlsx", "csv"))
+    assert data.schema == plain.schema
+    assert torch.equal(data.x_train, plain.x_train)
+    assert data.row_names[0] == "row 2"
+    (tmp_path / "~$north.xlsx").write_bytes(b"what a spreadsheet program leaves while the file is open")
+    (tmp_path / "north.csv").unlink()
+    assert table(tmp_path, target="ill").x_train.shape == data.x_train.shape
+    (tmp_path / "north.xlsx").write_bytes(b"no spreadsheet")
+    with pytest.raises(InputError, match="north.xlsx is not a readable .xlsx file"):
+        table(tmp_path / "north.xlsx", target="ill")

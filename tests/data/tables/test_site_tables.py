@@ -10,6 +10,7 @@ import torch
 
 from fedtilt.data import Column, Schema, table
 from fedtilt.data.tables.merge import extra_columns, merge, misfits, outliers
+from fedtilt.data.tables.settings import TableSettings
 from fedtilt.data.tables.summary import SiteSummary
 from fedtilt.data.tables.table import open_table
 from fedtilt.errors import InputError
@@ -39,7 +40,7 @@ def test_sites_have_the_schema_and_the_samples_of_the_simulators_clients(setting
     frames = hospitals()
     drop = [] if "split_group" in settings else ["patient"]
     simulated = table(pooled(frames), target="diagnosis", client="hospital", drop=drop, seed=3, **settings)
-    opened = [open_table(f, ROLES | settings, drop, site=n) for n, f in enumerate(frames)]
+    opened = [open_table(f, TableSettings(**ROLES | settings, drop=drop), site=n) for n, f in enumerate(frames)]
     agreed = merge([site.site_summary(None, 3) for site in opened], opened[0].schema)
     assert agreed == simulated.schema
     assert agreed.classes == ("ill", "unsure", "well")
@@ -59,12 +60,19 @@ def test_a_site_may_lack_the_column_of_the_clients_and_what_is_no_feature():
     columns += [Column(name=name, kind="category") for name in ("ward", "smokes")]
     known = Schema(columns=(*columns, Column(name="admitted", kind="date"), note), target="diagnosis")
     for frame in (north, south.drop(columns="note"), south.drop(columns="patient"), north.assign(hospital="north")):
-        assert open_table(frame, {"client": "hospital"}, ["patient"], known, site=1).site_summary(None, 0).rows > 60
-    mixed = open_table(north.assign(hospital=["a", "b"] * 120), {"client": "hospital"}, ["patient"], known, site=1)
+        assert (
+            open_table(frame, TableSettings(client="hospital", drop=["patient"]), known, site=1)
+            .site_summary(None, 0)
+            .rows
+            > 60
+        )
+    mixed = open_table(
+        north.assign(hospital=["a", "b"] * 120), TableSettings(client="hospital", drop=["patient"]), known, site=1
+    )
     with pytest.raises(InputError, match="has rows of 'a' and 'b' in column 'hospital'; a site has the rows of one cl"):
         mixed.site_summary(None, 0)
     with pytest.raises(InputError, match="target = 'diagnosis' is not a column"):
-        open_table(north.drop(columns="diagnosis"), ROLES, site=0)
+        open_table(north.drop(columns="diagnosis"), TableSettings(**ROLES), site=0)
 
 
 def test_a_missing_column_is_refused_unless_the_schema_allows_gaps():
@@ -77,8 +85,8 @@ def test_a_missing_column_is_refused_unless_the_schema_allows_gaps():
     drop = ["patient", "note", "smokes"]
     lacking = south.drop(columns="age")
     with pytest.raises(InputError, match="schema = 'age' is not a column of DataFrame"):
-        open_table(lacking, {}, drop, strict, site=1)
-    sites = [open_table(frame, {}, drop, lenient, site=n) for n, frame in enumerate((north, lacking))]
+        open_table(lacking, TableSettings(drop=drop), strict, site=1)
+    sites = [open_table(frame, TableSettings(drop=drop), lenient, site=n) for n, frame in enumerate((north, lacking))]
     agreed = merge([site.site_summary(None, 0) for site in sites], lenient)
     alone = merge([sites[0].site_summary(None, 0)], lenient)
     assert agreed.column("age") == alone.column("age")
@@ -95,7 +103,7 @@ def test_a_missing_column_is_refused_unless_the_schema_allows_gaps():
 def test_an_agreed_schema_fits_the_columns():
     north, south = hospitals()
     agreed = table(north, target="diagnosis", drop=["patient"]).schema
-    site = open_table(south, {"target": "diagnosis"}, ["patient"], site=1)
+    site = open_table(south, TableSettings(target="diagnosis", drop=["patient"]), site=1)
     with pytest.raises(InputError, match="has 'unsure' in row .*; the schema's classes are ill, well"):
         site.with_schema(agreed).to_dataset()
     for columns, message in (
@@ -116,7 +124,7 @@ def summary_of(name, kind):
     values = {"number": np.arange(40.0), "date": pandas.date_range("2026-01-01", periods=40)}
     values |= {"category": ["x", "y"] * 20, "identifier": [f"id{n}" for n in range(40)]}
     frame = pandas.DataFrame({name: values[kind], "y": ["a", "b"] * 20})
-    (column,) = open_table(frame, {"target": "y"}, site=0).site_summary(None, 0).columns
+    (column,) = open_table(frame, TableSettings(target="y"), site=0).site_summary(None, 0).columns
     return replace(column, rows=column.rows + column.missing, missing=0)
 
 
@@ -158,7 +166,7 @@ def numbers(mean, deviation, rows=100, seed=0):
     """A summary of a column of normal numbers, as a site computes it."""
     values = np.random.default_rng(seed).normal(mean, deviation, rows)
     frame = pandas.DataFrame({"x": values, "y": ["a", "b"] * (rows // 2)})
-    return open_table(frame, {"target": "y"}, site=seed).site_summary(0.2, 0)
+    return open_table(frame, TableSettings(target="y"), site=seed).site_summary(0.2, 0)
 
 
 @pytest.mark.parametrize(
@@ -216,13 +224,15 @@ def test_the_quantiles_of_any_rows_fit_their_mean(draw, rows):
         if seed % 3 == 0:
             values[: rows // 2] = values[0]
         frame = pandas.DataFrame({"x": values, "y": (["a", "b"] * rows)[:rows]})
-        summary = open_table(frame, {"target": "y"}, site=0).site_summary(0.2, 0)
+        summary = open_table(frame, TableSettings(target="y"), site=0).site_summary(0.2, 0)
         assert SiteSummary.from_json(json.loads(json.dumps(summary.to_json()))) == summary
 
 
 def valid():
     frame = patients().drop(columns="patient")
-    return json.loads(json.dumps(open_table(frame, {"target": "diagnosis"}, site=0).site_summary(None, 0).to_json()))
+    return json.loads(
+        json.dumps(open_table(frame, TableSettings(target="diagnosis"), site=0).site_summary(None, 0).to_json())
+    )
 
 
 def column(values, kind):

@@ -12,6 +12,7 @@ import torch
 
 from fedtilt.data import Column, Dataset, Schema, table, transform
 from fedtilt.data.naming import sort_names
+from fedtilt.data.tables.settings import TableSettings
 from fedtilt.data.tables.table import open_table
 from fedtilt.errors import InputError
 
@@ -182,7 +183,7 @@ def test_an_infinite_number_is_refused_in_every_row_and_column(tmp_path, value, 
         table(path, target="well", **roles, **split)
     if not roles:
         with pytest.raises(InputError, match=message):
-            open_table(path, {}).infer()
+            open_table(path, TableSettings()).infer()
         good = write(tmp_path, path.read_text().replace(value, "3"), "good.csv")
         with pytest.raises(InputError, match=message):
             transform(path, like=table(good, target="well", **split))
@@ -228,8 +229,8 @@ def test_bad_table_arguments(tmp_path):
     path = write(tmp_path, CSV)
     with pytest.raises(InputError, match=r"does not exist"):
         table(tmp_path / "no.csv", target="well")
-    with pytest.raises(InputError, match=r"suffix '.xlsx'"):
-        table(tmp_path / "no.xlsx", target="well")
+    with pytest.raises(InputError, match=r"suffix '.ods'; give a .csv, .tsv, .csv.gz, .parquet or .xlsx file"):
+        table(tmp_path / "no.ods", target="well")
     with pytest.raises(InputError, match=r"test_share = 1"):
         table(path, target="well", test_share=1)
     with pytest.raises(InputError, match=r"test_share must be a number, got '0.25'"):
@@ -323,7 +324,7 @@ def test_columns_to_drop(tmp_path):
     assert data.schema.inputs == ("age",)
     assert torch.equal(data.x_train, table(path, target="well", client="site").x_train[:, :1])
     for drop, message in (
-        ("dose", r"drop = 'dose' is text; give a list of columns, such as drop = \['dose'\]"),
+        ("dose", r"drop = 'dose' is not a list; write drop = \['dose'\]"),
         (["doze"], r"drop = 'doze' is not a column of .*; its columns are age, site, dose, well"),
         (["site"], r"drop contains 'site', which is the client; leave it out"),
         (["age", "dose"], r"no feature column"),

@@ -47,7 +47,8 @@ def test_two_runs_at_once_have_their_own_settings(tmp_path: Path, monkeypatch: p
         return {"run-id": 1}
 
     monkeypatch.setattr(programs, "run_flwr_json", flwr)
-    settings = {"a": "train.rounds=1", "b": "train.rounds=2"}
+    apps = [str(write_app(tmp_path / name)) for name in "ab"]
+    settings = dict(zip(apps, ("train.rounds=1", "train.rounds=2"), strict=True))
     threads = [threading.Thread(target=cluster.submit, args=(Path(a), {"set": s})) for a, s in settings.items()]
     for thread in threads:
         thread.start()

@@ -1,10 +1,12 @@
 """The systemd units of real machines, and keys that are registered for one site each."""
 
+import getpass
 import os
 import secrets
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 import fedtilt as ft
 from fedtilt.files import read_json
 from fedtilt.flower.deploy import machines
+from fedtilt.flower.deploy.allowed_apps import allow, app_digest
 from fedtilt.flower.deploy.credentials import make_site_key, read_site_keys
 from fedtilt.flower.deploy.local_cluster import LocalCluster, free_port
 from tests.helpers.network import wait_until, write_app
@@ -40,8 +43,29 @@ def test_every_service_is_bounded_and_private(units: dict[str, Path], name: str)
     assert sum(line.startswith("MemoryMax=") for line in lines) == 1
     (command,) = (line for line in lines if line.startswith("ExecStart="))
     assert "executor.secret" in command
-    assert ("--isolation process" in command) == ("flower-superexec" not in command)
+    assert ("--isolation process" in command) == ("-executor " not in command)
     assert "0.0.0.0" not in command  # loopback only
+    assert f"{sys.executable} -P -m fedtilt.flower.deploy.guarded " in command
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_can_write_its_own_folder_only(units: dict[str, Path], name: str) -> None:
+    lines = units[f"{name}.service"].read_text().splitlines()
+    home = units[f"{name}.service"].parent.parent
+    assert {"ProtectSystem=strict", f"ReadWritePaths={home}", "CapabilityBoundingSet="} <= set(lines)
+    assert f"User={getpass.getuser()}" in lines
+    runs_projects = name.endswith("executor")
+    assert ({"IPAddressDeny=any", "IPAddressAllow=localhost"} <= set(lines)) == runs_projects
+    assert ("PrivateDevices=yes" in lines) != runs_projects  # training needs the GPU
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_finds_little_that_a_service_could_harm(units: dict[str, Path]) -> None:
+    """The exposure that systemd computes is from 0 to 10; a unit without settings has 9.6."""
+    for name in SERVICES:
+        command = ["systemd-analyze", "security", "--offline=yes", "--threshold=40", "--no-pager"]
+        done = subprocess.run([*command, str(units[f"{name}.service"])], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout.splitlines()[-1]
 
 
 def test_only_the_proxy_listens_to_the_network(units: dict[str, Path]) -> None:
@@ -70,7 +94,8 @@ def test_a_key_is_registered_and_bound_to_one_site(tmp_path: Path) -> None:
         make_site_key(tmp_path / name)
     try:
         cluster.start_superlink()
-        machines.write_flwr_config(tmp_path, machines.CONNECTION, port, tmp_path / "certificates/ca.crt")
+        authority, token = tmp_path / "certificates/ca.crt", tmp_path / "link/control.token"
+        machines.write_flwr_config(tmp_path, machines.CONNECTION, port, authority, token)
         machines.register_site(tmp_path, 4, tmp_path / "a.pub")
         assert sorted(read_site_keys(tmp_path / "keys").values()) == [4]
         with pytest.raises(ft.InputError, match="site 4 has the key"):
@@ -124,6 +149,7 @@ def test_the_units_and_the_proxy_train(tmp_path: Path, monkeypatch: pytest.Monke
         machines.register_site(server, 0, home / "site.key.pub")
         with nginx(tmp_path / "nginx", proxy.read_text()):
             started += [start_unit(unit, log) for unit in units]
+            allow(home, app_digest(app))
             cluster.flwr("run", str(app), machines.CONNECTION)
             results = server / "runs/parity-fedtilt/results.json"
             wait_until(lambda: results.exists() or any(process.poll() is not None for process in started))

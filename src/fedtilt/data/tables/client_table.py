@@ -2,13 +2,19 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from fedtilt.data.naming import FileRows, IndexRows
+from fedtilt.data.tables.number_text import parse_number, proven_decimals
 from fedtilt.errors import InputError
 
 TEXT = pa.dictionary(pa.int32(), pa.string())  # the different texts, and which of them each row has
+MISSING_WORDS = ("", "-", "--", ".", "?", "#n/a", "#na", "-nan", "<na>", "n/a", "na", "nan", "none", "null")
+_SAMPLE = 1000  # numbers to look at before a column is looked at as a whole
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,61 @@ class ClientTable:
     read: Callable[[str], pa.ChunkedArray]
     rows: FileRows | IndexRows
     client: str = ""  # whose rows they are, if there are several
+    read_text: Callable[[str, bool], pa.ChunkedArray] | None = None  # a column as written; True: of its first rows
+
+    @property
+    def short_name(self) -> str:
+        """The name of the file, without its folder."""
+        return Path(self.name).name
+
+    def read_numbers_as_written(self, column: str) -> pa.ChunkedArray:
+        """`read`, but as text where the file's numbers can be read in two ways, such as 15.300."""
+        array = self.read(column)
+        if self.read_text is None or not pa.types.is_float64(array.type) or not _can_be_thousands(array):
+            return array
+        if "." in proven_decimals(_distinct(self.read_text(column, True))):
+            return array
+        texts = self.read_text(column, False)
+        return texts if any(parse_number(text).is_ambiguous for text in _distinct(texts)) else array
+
+    @cached_property
+    def decimal(self) -> str | None:
+        """The decimal separator that the columns of this file prove; None: none does, or they differ."""
+        found: set[str] = set()
+        for name in self.header:
+            array = self.read_numbers_as_written(name)
+            if is_text(array.type):
+                parsed = [parse_number(text) for text in _distinct(array)]
+                numbers = [each for each in parsed if each.is_number]
+                found |= {each.decimal for each in numbers} - {""} if 2 * len(numbers) > len(parsed) else set()
+            elif self.read_text is not None and pa.types.is_float64(array.type) and has_fraction(array.to_numpy()):
+                found.add(".")
+        return found.pop() if len(found) == 1 else None
+
+
+def _distinct(array: pa.ChunkedArray) -> list[str]:
+    """The different texts of a column."""
+    return [text.strip() for text in array.unique().to_pylist() if text is not None]
+
+
+def _can_be_thousands(array: pa.ChunkedArray) -> bool:
+    """Whether these numbers can be written with three digits behind the point, and one to three before it."""
+    values = array.to_numpy()
+    for part in (values[:_SAMPLE], values):
+        size = np.abs(part[np.isfinite(part)])
+        thousandths = np.round(size * 1000)
+        if ((size > 0) & (size < 1)).any() or (size >= 1e6).any() or (thousandths / 1000 != size).any():
+            return False
+    return True
+
+
+def has_fraction(values: np.ndarray) -> bool:
+    """Whether a number is no whole number."""
+    for part in (values[:_SAMPLE], values):
+        finite = part[np.isfinite(part)]
+        if (finite != np.floor(finite)).any():
+            return True
+    return False
 
 
 def from_arrow(name: str, table: pa.Table, rows: FileRows | IndexRows) -> ClientTable:

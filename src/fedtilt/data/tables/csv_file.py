@@ -1,114 +1,148 @@
-"""A CSV or TSV file, in memory: Arrow reads on all cores and knows missing values in columns of every type."""
+"""A CSV or TSV file, also compressed, in memory: Arrow reads on all cores and knows missing values of every type."""
 
 import csv
+import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.csv
 
-from fedtilt.data.naming import FileRows
-from fedtilt.data.tables.client_table import TEXT, ClientTable, from_arrow, is_number, is_text
+from fedtilt.data.naming import FileRows, decoded_text
+from fedtilt.data.tables.client_table import MISSING_WORDS, TEXT, ClientTable, from_arrow, is_number, is_text
+from fedtilt.data.tables.settings import Files
 from fedtilt.errors import InputError
 from fedtilt.files import reading
 
-MISSING_WORDS = ("", "-", "--", ".", "?", "#n/a", "#na", "-nan", "<na>", "n/a", "na", "nan", "none", "null")
 _MISSING_SPELLINGS = tuple(
     sorted({spell(word) for word in MISSING_WORDS for spell in (str, str.upper, str.capitalize)} | {"NaN", "-NaN"})
 )
 _HEAD = 1 << 16  # bytes of a file that tell what its columns are
 
 
-def read_csv(path: Path, text: Sequence[str]) -> ClientTable:
+def read_csv(path: Path, text: Sequence[str], files: Files) -> ClientTable:
     """Read a file; the columns in `text` are read as they are written, without looking for numbers."""
+    types: dict[str, pa.DataType] = dict.fromkeys(
+        [*text, *(old for old, new in files.rename.items() if new in text)], TEXT
+    )
+    content, encoding = _content(path, files.encoding) if path.suffix.lower() == ".gz" else (None, None)
+    head = _head(path) if content is None else content[:_HEAD]
+    separator = _separator(path, head)
+    found = _try(path, content, head, separator, types, files)
+    if found is None:  # as UTF-8
+        content, encoding = _content(path, files.encoding)
+        head, separator = content[:_HEAD], _separator(path, content)
+        found = _try(path, content, head, separator, types, files)
+    if found is None:
+        assert content is not None
+        _raise_problem(path, content, separator)
+
+    def read_text(column: str, first: bool) -> pa.ChunkedArray:
+        name = found.column_names[header.index(column)]
+        source = head[: head.rfind(b"\n") + 1] if first else content
+        return _read(path if source is None else source, separator, {name: TEXT}, columns=[name]).column(0)
+
+    table = from_arrow(str(path), found, FileRows(str(path), found.num_rows, separator, encoding))
+    header = table.header
+    return replace(table, read_text=read_text)
+
+
+def _content(path: Path, encoding: str | None) -> tuple[bytes, str | None]:
+    """The text of a file as UTF-8, and its encoding if that is another."""
+    text, found = decoded_text(path, encoding)
+    if "\0" in text:
+        raise InputError(f"table {path} is not a readable text table; save it as UTF-8 CSV")
+    return text.encode(), None if found == "utf-8-sig" else found
+
+
+def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            head = file.readline()
-            separator = "\t" if path.suffix.lower() == ".tsv" else _separator(head.decode("utf-8-sig"))
-            head += file.read(_HEAD)
+            return file.readline() + file.read(_HEAD)
     except OSError as error:
         raise InputError(f"table {path} cannot be read: {error.strerror}; check its permissions") from error
-    except UnicodeDecodeError as error:
-        raise _not_text(path, error) from error
-    problem: Exception | None = None
-    for options in _attempts(head, separator, dict.fromkeys(text, TEXT)):
+
+
+def _try(
+    path: Path, content: bytes | None, head: bytes, separator: str, types: dict[str, pa.DataType], files: Files
+) -> pa.Table | None:
+    """The file as Arrow reads it; None if it cannot, or if text is not UTF-8."""
+    for options in _attempts(head, separator, types, files.missing):
         try:
             with reading(path):
-                table = _read(path, separator, **options)
-            break
-        except pa.ArrowInvalid as error:
-            problem = error
-    else:
-        assert problem is not None
-        _raise_problem(path, separator, problem)
-    found = from_arrow(str(path), table, FileRows(str(path), table.num_rows, separator))
-    for name, kind in zip(found.header, table.schema.types, strict=True):
-        if pa.types.is_binary(getattr(kind, "value_type", kind)):
-            raise InputError(f"table {path} has a column {name!r} that is not UTF-8 text; save it as UTF-8 CSV")
-    return found
+                table = _read(path if content is None else content, separator, **options)
+            names = table.column_names
+        except pa.ArrowInvalid:
+            continue
+        except UnicodeDecodeError:
+            return None
+        has_bytes = any(pa.types.is_binary(getattr(kind, "value_type", kind)) for kind in table.schema.types)
+        return table if names and not has_bytes else None
+    return None
 
 
 def _read(
-    source: Path | pa.BufferReader, separator: str, types: Mapping[str, pa.DataType],
-    missing: Sequence[str] = _MISSING_SPELLINGS, *, quoted_newlines: bool = True,
+    source: Path | bytes, separator: str, types: Mapping[str, pa.DataType],
+    missing: Sequence[str] = _MISSING_SPELLINGS, *, quoted_newlines: bool = True, columns: Sequence[str] = (),
 ) -> pa.Table:  # fmt: skip
     """Read with Arrow; `types` are those of some columns, the others are inferred."""
     return pyarrow.csv.read_csv(
-        source,
+        source if isinstance(source, Path) else pa.BufferReader(source),
         parse_options=pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=quoted_newlines),
-        convert_options=pyarrow.csv.ConvertOptions(null_values=missing, column_types=types, auto_dict_encode=True),
+        convert_options=pyarrow.csv.ConvertOptions(
+            null_values=missing, column_types=types, auto_dict_encode=True, include_columns=columns
+        ),
     )
 
 
-def _attempts(head: bytes, separator: str, types: dict[str, pa.DataType]) -> Iterator[dict[str, Any]]:
+def _attempts(
+    head: bytes, separator: str, types: dict[str, pa.DataType], missing: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     """The options of `_read` to try, the fastest first: what they rule out is an error.
 
     Newlines inside quotes are rare, and reading is faster without them, with known types and, if all columns are
     numbers or text, without words for missing values that begin like a negative number.
     """
+    words = [*_MISSING_SPELLINGS, *missing]
     try:
-        schema = _read(pa.BufferReader(head[: head.rfind(b"\n") + 1]), separator, types, quoted_newlines=False).schema
-    except pa.ArrowInvalid:
-        yield {"types": types}
+        schema = _read(head[: head.rfind(b"\n") + 1], separator, types, words, quoted_newlines=False).schema
+    except (pa.ArrowInvalid, UnicodeDecodeError):
+        yield {"types": types, "missing": words}
         return
     if all(is_number(kind) or is_text(kind) for kind in schema.types):
-        numbers = {field.name: pa.float64() for field in schema if is_number(field.type)}
-        words = [word for word in _MISSING_SPELLINGS if not word.startswith("-")]
-        yield {"types": numbers | types, "missing": words, "quoted_newlines": False}
+        numbers = {field.name: field.type for field in schema if is_number(field.type)}
+        plain = [word for word in words if not word.startswith("-")]
+        yield {"types": numbers | types, "missing": plain, "quoted_newlines": False}
     fractions = {field.name: field.type for field in schema if pa.types.is_float64(field.type)}
-    yield {"types": fractions | types, "quoted_newlines": False}
-    yield {"types": types}
+    yield {"types": fractions | types, "missing": words, "quoted_newlines": False}
+    yield {"types": types, "missing": words}
 
 
-def _separator(header: str) -> str:
-    """The separator, from the header; spreadsheets write semicolons where decimals have a comma.
+def _separator(path: Path, head: bytes) -> str:
+    """The separator, from the header; spreadsheets write semicolons where decimals have a comma."""
+    if ".tsv" in map(str.lower, path.suffixes):
+        return "\t"
+    header = re.sub(b'"[^"]*"', b"", head.partition(b"\n")[0])
+    return max(",;\t", key=lambda mark: header.count(mark.encode()))
 
-    >>> _separator('age;"dose, in mg";well')
-    ';'
-    """
-    return max(",;\t", key=re.sub('"[^"]*"', "", header).count)
 
-
-def _raise_problem(path: Path, separator: str, problem: Exception) -> NoReturn:
+def _raise_problem(path: Path, content: bytes, separator: str) -> NoReturn:
     """Read a file that Arrow rejects again, slowly, to name the row."""
+    problem = ""
     try:
-        with reading(path), path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, delimiter=separator)
-            header = next((row for row in reader if row), None)
-            if header is None:
-                raise InputError(f"table {path} is empty; add a header and rows")
-            for row in reader:
-                if row and len(row) != len(header):
-                    raise InputError(
-                        f"table {path} has {len(row)} cells in row {reader.line_num} but {len(header)} columns; fix "
-                        "that row"
-                    )
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise _not_text(path, error) from error
-    raise _not_text(path, problem)
-
-
-def _not_text(path: Path, error: Exception) -> InputError:
-    return InputError(f"table {path} is not a readable text table ({error}); save it as UTF-8 CSV")
+        reader = csv.reader(io.StringIO(content.decode(), newline=""), delimiter=separator)
+        header = next((row for row in reader if row), None)
+        if header is None:
+            raise InputError(f"table {path} is empty; add a header and rows")
+        for row in reader:
+            if row and len(row) != len(header):
+                raise InputError(
+                    f"table {path} has {len(row)} cells in row {reader.line_num} but {len(header)} columns; fix "
+                    "that row"
+                )
+    except csv.Error as error:
+        problem = f" ({error})"
+    raise InputError(f"table {path} is not a readable text table{problem}; save it as UTF-8 CSV")

@@ -1,14 +1,18 @@
 """The columns of a table in words: what they have, and what a careful colleague would warn about."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedtilt.data.data_warnings import similar_names
+from fedtilt.data.naming import FileRows
+from fedtilt.data.tables.cells import ColumnValues, yes_no_values
+from fedtilt.data.tables.client_table import ClientTable
 from fedtilt.data.tables.reader import TableReader
 from fedtilt.data.tables.schema import NUMERIC, Column, Schema
-from fedtilt.data.tables.values import ColumnValues, read_values
+from fedtilt.data.tables.values import read_values
 
 _SHOWN = 4  # categories
 
@@ -24,6 +28,17 @@ class ColumnDescription:
     inputs: int  # how many of the model's inputs it is
 
 
+def describe_file(table: ClientTable) -> str | None:
+    """How a text file is written, if it is not in UTF-8 with commas between its cells."""
+    rows = table.rows
+    separator = rows.separator if isinstance(rows, FileRows) else None
+    parts = [
+        *([rows.encoding] if isinstance(rows, FileRows) and rows.encoding else []),
+        *([f"separated by {separator!r}"] if separator not in (None, ",", "\t") else []),
+    ]
+    return f"{table.short_name} {', '.join(parts)}" if parts else None
+
+
 def describe_columns(reader: TableReader, schema: Schema) -> list[ColumnDescription]:
     """One description per column of the schema, over all rows."""
     return [_describe(reader, column) for column in schema.columns]
@@ -33,11 +48,11 @@ def _describe(reader: TableReader, column: Column) -> ColumnDescription:
     if not column.is_feature:
         text = {"identifier": "dropped: names the row", "ignore": "dropped"}[column.kind]
         return ColumnDescription(column.name, column.kind, "", text, 0)
-    cells = read_values(reader, column.name, column.kind, column.format)
+    cells = read_values(reader, column.name, column)
     missing = cells.codes < 0 if cells.codes is not None else np.isnan(cells.values)  # type: ignore[arg-type]
     share = missing.mean()
-    text = _percent(share) if share else ""
-    return ColumnDescription(column.name, column.kind, text, _values(column, cells, ~missing), len(column.inputs))
+    text, values = _percent(share) if share else "", "; ".join([_values(column, cells, ~missing), *cells.notes])
+    return ColumnDescription(column.name, column.kind, text, values, len(column.inputs))
 
 
 def _values(column: Column, cells: ColumnValues, present: np.ndarray) -> str:
@@ -71,6 +86,7 @@ def _percent(share: float) -> str:
 _SAMPLE = 200  # rows to look at before a column is looked at as a whole
 _FEW_VALUES = 50
 _MIN_ROWS = 20  # with fewer rows, a feature predicts the label by chance
+_SENTINEL = re.compile(r"9{2,}(\.9+)?|8{3,}|7{3,}")
 _IDENTIFIER = re.compile(r"(^|[\W_])(id|key|index|uuid|nr|no|number)$|^unnamed: 0$|^$", re.IGNORECASE)
 
 
@@ -93,12 +109,48 @@ def _problems(
         return
     if column.kind == "number" and _is_row_number(column, cells, train):
         yield "looks like an identifier: a different whole number in every row; drop it"
-    if column.format and _is_ambiguous(column, cells):
+    if cells.is_ambiguous:
         yield (
             f"has dates that can be month/day or day/month; they are read as {column.format}: set format in the schema"
         )
+    if column.kind == "number":
+        yield from _sentinels(cells.values[train])  # type: ignore[index]
+    if similar := similar_names(cells.names if column.kind == "category" else ()):
+        yield f"has names that differ only in case or blanks, such as {similar}; set ignore_case = true to merge them"
+    if others := _beside_yes_and_no(cells.names if column.kind == "category" else ()):
+        yield f"has yes and no beside {others[0]!r}; if it means unknown, set missing = [{others[0]!r}]"
     if _predicts(column, cells, train, labels):
         yield f"alone predicts {target!r} in every row; if it is a copy of the label, drop it"
+
+
+def _sentinels(values: np.ndarray) -> Iterator[str]:
+    """Numbers such as −999 or 9999 that are further from all others than these from each other, or alone below 0."""
+    present = values[~np.isnan(values)]
+    if not len(present) or not any(map(_is_sentinel, (present.min(), present.max()))):
+        return
+    distinct, counts = np.unique(present, return_counts=True)
+    usual = [value for value in distinct.tolist() if not _is_sentinel(value)]
+    if not usual:
+        return
+    low, high = usual[0], usual[-1]
+    for value, count in zip(distinct.tolist(), counts.tolist(), strict=True):
+        is_far = max(low - value, value - high) > max(high - low, 1) or (value < 0 <= low)
+        if _is_sentinel(value) and is_far:
+            yield (
+                f"has {value:.10g} in {count} training rows, and all others are in {low:g} to {high:g}; if it means "
+                f"unknown, set missing = ['{value:.10g}']"
+            )
+
+
+def _beside_yes_and_no(names: Sequence[str]) -> list[str]:
+    """The one name that is neither yes nor no, if all others are."""
+    others = [name for name in names if yes_no_values([name, "yes", "no", "ja", "t", "f"]) is None]
+    words = [name for name in names if name not in others]
+    return others if len(others) == 1 and len(words) > 1 and yes_no_values(words) else []
+
+
+def _is_sentinel(value: float) -> bool:
+    return _SENTINEL.fullmatch(f"{abs(value):.10g}") is not None
 
 
 def dropped_columns(schema: Schema, described: Schema) -> list[str]:
@@ -137,14 +189,6 @@ def _is_row_number(column: Column, cells: ColumnValues, train: np.ndarray) -> bo
     every = cells.values
     is_counted = len(every) >= 100 and every.max() - every.min() == len(every) - 1
     return (is_named or is_counted) and len(np.unique(values)) == len(values)
-
-
-def _is_ambiguous(column: Column, cells: ColumnValues) -> bool:
-    """Whether no day is above 12 in dates such as 03/04/2026."""
-    if not (column.format or "").startswith(("%m/%d", "%d/%m")) or cells.values is None:
-        return False
-    days = np.floor(cells.values[~np.isnan(cells.values)]).astype("datetime64[D]")
-    return bool(((days - days.astype("datetime64[M]")).astype(np.int64) < 12).all())
 
 
 def _predicts(column: Column, cells: ColumnValues, train: np.ndarray, labels: np.ndarray) -> bool:

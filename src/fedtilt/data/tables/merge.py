@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 
 from fedtilt.data.naming import sort_names
+from fedtilt.data.tables.date_text import BETWEEN, join_formats
+from fedtilt.data.tables.number_text import common_decimal
 from fedtilt.data.tables.schema import NUMERIC, TEXT_KINDS, Column, Schema
 from fedtilt.data.tables.summary import ColumnSummary, SiteSummary
+from fedtilt.data.tables.values import class_numbers, common_classes
 from fedtilt.data.targets import RANGES, NumericTarget, inner_bounds
 from fedtilt.errors import InputError
 
@@ -49,8 +52,8 @@ def merge(summaries: Sequence[SiteSummary], schema: Schema | None = None) -> Sch
     if schema.is_regression:
         numbers = schema.numbers or _merge_target([s.numbers for s in summaries if s.numbers is not None])
         return replace(schema, columns=columns, numbers=numbers)
-    classes = schema.classes or sort_names({name for summary in summaries for name in summary.classes}) or None
-    return replace(schema, columns=columns, classes=classes)
+    found = sort_names({name for summary in summaries for name in summary.classes})
+    return replace(schema, columns=columns, classes=schema.classes or common_classes(found) or None)
 
 
 def _merge_target(sites: Sequence[ColumnSummary]) -> NumericTarget | None:
@@ -75,9 +78,8 @@ def _merge_column(name: str, sites: Sequence[ColumnSummary], known: Column | Non
     present = [summary for summary in sites if summary.rows]
     values: dict[str, Any] = {"gaps": any(summary.missing for summary in sites)}
     if kind in NUMERIC:
-        formats = {summary.format for summary in present}
         values |= dict(zip(("fill", "mean", "deviation"), _merge_numbers(present), strict=True))
-        values |= {"format": formats.pop() if kind == "date" and len(formats) == 1 else None}
+        values |= _merge_writing(kind, present)
     elif kind == "category":
         values |= _merge_categories(present)
     else:
@@ -87,6 +89,16 @@ def _merge_column(name: str, sites: Sequence[ColumnSummary], known: Column | Non
         kept = set(given["categories"])
         values["other"] = any(s.rare or set(s.categories or {}) - kept for s in present)
     return Column(**{"name": name, "kind": kind} | values | given)
+
+
+def _merge_writing(kind: str, sites: Sequence[ColumnSummary]) -> dict[str, str | None]:
+    """How the sites write dates and numbers."""
+    if kind == "date":
+        return {"format": join_formats([part for site in sites for part in (site.format or "").split(BETWEEN) if part])}
+    if kind != "number":
+        return {}
+    unit = next((site.unit for site in sites if site.unit), None)
+    return {"decimal": common_decimal(site.decimal for site in sites), "unit": unit}
 
 
 def _merge_kind(sites: Sequence[ColumnSummary]) -> str:
@@ -180,8 +192,10 @@ def misfits(summaries: Sequence[SiteSummary], schema: Schema) -> dict[str, str]:
         _add(reasons, _lacks_column(name, sites, lacking))
         if name not in described:
             _add(reasons, _other_kind(name, sites))
+        _add(reasons, _other_unit(name, sites))
     for summary in summaries:
-        unknown = [name for name in summary.classes if schema.classes and name not in schema.classes]
+        known_names = class_numbers(summary.classes, schema.classes or summary.classes)
+        unknown = [name for name in summary.classes if name not in known_names]
         if unknown:
             known = ", ".join(schema.classes or ())
             reason = f"has the class {unknown[0]!r}, which the schema lacks; its classes are {known}"
@@ -274,6 +288,16 @@ def _other_kind(name: str, sites: Mapping[str, ColumnSummary]) -> dict[str, str]
         for others in families.values() if others is not most
         for site in others
     }  # fmt: skip
+
+
+def _other_unit(name: str, sites: Mapping[str, ColumnSummary]) -> dict[str, str]:
+    units = {site: column.unit for site, column in sites.items() if column.unit}
+    usual = next(iter(units), "")
+    return {
+        site: f"has column {name!r} in {unit}, and {describe_site(usual)} has it in {units[usual]}; convert one of them"
+        for site, unit in units.items()
+        if unit.casefold() != units[usual].casefold()
+    }
 
 
 def _add(reasons: dict[str, str], more: Mapping[str, str]) -> None:

@@ -9,10 +9,11 @@ import pyarrow.parquet
 
 from fedtilt.data.naming import FileRows
 from fedtilt.data.tables.client_table import ClientTable, check_header, is_text
+from fedtilt.data.tables.settings import Files
 from fedtilt.errors import InputError
 
 
-def read_parquet(path: Path, text: Sequence[str]) -> ClientTable:
+def read_parquet(path: Path, text: Sequence[str], files: Files) -> ClientTable:
     """Open a file; its columns have types, so that none has to be read as text."""
     with _open(path) as file:
         index = (file.schema_arrow.pandas_metadata or {}).get("index_columns", [])

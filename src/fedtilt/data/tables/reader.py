@@ -1,6 +1,7 @@
 """A table opened for reading: one file or data frame, or several with the same columns, one per client."""
 
 import csv
+import io
 import os
 import sys
 from collections import Counter
@@ -14,12 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.naming import FileRows, IndexRows, RowNames
+from fedtilt.data.naming import FileRows, IndexRows, RowNames, decoded_text
 from fedtilt.data.tables.client_table import ClientTable, check_header, from_arrow, is_number, is_text
 from fedtilt.data.tables.csv_file import read_csv
 from fedtilt.data.tables.parquet_file import read_parquet
+from fedtilt.data.tables.settings import Files
+from fedtilt.data.tables.xlsx_file import read_xlsx
 from fedtilt.errors import InputError
-from fedtilt.files import local_path, reading
+from fedtilt.files import local_path
 
 if TYPE_CHECKING:
     import pandas
@@ -28,13 +31,19 @@ _File = str | os.PathLike[str]
 Source = Union[_File, Sequence[_File], "pandas.DataFrame", Mapping[str, Union[_File, "pandas.DataFrame"]]]
 Result = TypeVar("Result")
 
-# suffix → function of the path and the columns to read as text; a new kind of file is a module and a line here
-READERS: dict[str, Callable[[Path, Sequence[str]], ClientTable]] = {
+# suffix → function of the path, the columns to read as text and how files are written; a new kind of file is a module
+# and a line here
+READERS: dict[str, Callable[[Path, Sequence[str], Files], ClientTable]] = {
     ".csv": read_csv,
     ".tsv": read_csv,
+    ".csv.gz": read_csv,
+    ".tsv.gz": read_csv,
     ".parquet": read_parquet,
     ".pq": read_parquet,
+    ".xlsx": read_xlsx,
 }
+SUFFIXES = "a .csv, .tsv, .csv.gz, .parquet or .xlsx file"
+_NOT_TABLES = (".", "~$")  # hidden files, and what a spreadsheet program leaves beside an open one
 _MAX_THREADS = 4
 _MAX_NUMBERS = 1 << 22  # that a thread has in memory, unless one column is longer
 
@@ -46,6 +55,8 @@ class TableReader:
     title: str  # of the data set
     name: str  # of the files, in error messages
     tables: tuple[ClientTable, ...]
+    files: Files = field(default_factory=Files)
+    exact: Collection[str] = ()  # columns in which the user's words for missing cells are names
     gaps: Mapping[str, Collection[int]] = field(default_factory=dict)  # column → rows whose cells count as missing
 
     def __len__(self) -> int:
@@ -70,29 +81,58 @@ class TableReader:
         """The same table, in which these cells of a column are missing."""
         return replace(self, gaps={**self.gaps, column: {*self.gaps.get(column, ()), *rows}})
 
+    def missing_in(self, column: str) -> Sequence[str]:
+        """The user's words for missing cells of a column."""
+        return () if column in self.exact else self.files.missing
+
     def read(self, column: str) -> pa.ChunkedArray:
         """One column; the files' types become one: float64 for numbers, text if they differ otherwise."""
-        found = self._read(column)
-        if column not in self.gaps:
-            return found
-        mask = np.zeros(len(self), bool)
-        mask[list(self.gaps[column])] = True
-        return found.take(pa.array(np.arange(len(self)), mask=mask))  # a missing position gives a missing cell
+        return join_arrays([array for array, _ in self.read_files(column, lambda table: table.read)])
 
-    def _read(self, column: str) -> pa.ChunkedArray:
-        arrays = [_decoded(table.read(column)) for table in self.tables]
-        if len(arrays) == 1:
-            return arrays[0]
-        types = {array.type for array in arrays if not pa.types.is_null(array.type)} or {pa.null()}
-        if len(types) == 1:
-            target = types.pop()
-        elif all(is_number(kind) for kind in types):
-            target = pa.float64()
-        elif all(pa.types.is_date(kind) or pa.types.is_timestamp(kind) for kind in types):
-            target = pa.timestamp("us")
-        else:
-            target = pa.string()
-        return pa.chunked_array([chunk for array in arrays for chunk in array.cast(target).chunks], target)
+    def read_files(
+        self, column: str,
+        how: Callable[[ClientTable], Callable[[str], pa.ChunkedArray]] = lambda table: table.read_numbers_as_written,
+    ) -> list[tuple[pa.ChunkedArray, bool]]:  # fmt: skip
+        """One column of each file, in a common type as of `read`, and whether the file has a type that is not text."""
+        arrays = [_decoded(how(table)(column)) for table in self.tables]
+        if column in self.gaps:
+            arrays = self._with_gaps(arrays, self.gaps[column])
+        target = _common_type(arrays)
+        return [(_cast(array, target), not is_text(array.type)) for array in arrays]
+
+    def _with_gaps(self, arrays: Iterable[pa.ChunkedArray], rows: Collection[int]) -> list[pa.ChunkedArray]:
+        """The arrays of all files without these rows' cells."""
+        mask = np.zeros(len(self), bool)
+        mask[list(rows)] = True
+        ends = np.cumsum([len(table.rows) for table in self.tables])[:-1]
+        return [  # a missing position gives a missing cell
+            array.take(pa.array(np.arange(len(part)), mask=part))
+            for array, part in zip(arrays, np.split(mask, ends), strict=True)
+        ]
+
+
+def _common_type(arrays: Iterable[pa.ChunkedArray]) -> pa.DataType:
+    types = {array.type for array in arrays if not pa.types.is_null(array.type)} or {pa.null()}
+    if len(types) == 1:
+        return types.pop()
+    if all(is_number(kind) for kind in types):
+        return pa.float64()
+    if all(pa.types.is_date(kind) or pa.types.is_timestamp(kind) for kind in types):
+        return pa.timestamp("us")
+    return pa.string()
+
+
+def _cast(array: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    if pa.types.is_string(target) and pa.types.is_timestamp(array.type):
+        array = array.cast(pa.timestamp("s", array.type.tz), safe=False)  # 2026-01-31 12:00:00, without fractions
+    return array if array.type == target else array.cast(target)
+
+
+def join_arrays(arrays: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    """The rows of several files, one after the other."""
+    if len(arrays) == 1:
+        return arrays[0]
+    return pa.chunked_array([chunk for array in arrays for chunk in array.chunks], arrays[0].type)
 
 
 def _decoded(array: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -101,7 +141,10 @@ def _decoded(array: pa.ChunkedArray) -> pa.ChunkedArray:
     return array.cast(array.type.value_type) if is_coded else array
 
 
-def open_reader(source: Source, text: Iterable[str] = (), optional: Iterable[str] = ()) -> TableReader:
+def open_reader(
+    source: Source, text: Iterable[str] = (), optional: Iterable[str] = (), files: Files | None = None,
+    exact: Collection[str] = (),
+) -> TableReader:  # fmt: skip
     """Open a table.
 
     Args:
@@ -109,69 +152,83 @@ def open_reader(source: Source, text: Iterable[str] = (), optional: Iterable[str
             of files, or a dictionary by client
         text: columns to read as they are written, without looking for numbers
         optional: columns whose values are missing in a file that lacks them, if another file has them
+        files: how the files are written
+        exact: columns in which the user's words for missing cells are names
     """
-    text = tuple(text)
+    text, files = tuple(text), files or Files()
     if isinstance(source, str | os.PathLike):
         path = local_path(source, "table")
         title, name = (path.name if path.is_dir() else path.stem), str(path)
-        tables = _open_files(tables_in(path), text) if path.is_dir() else [_open_file(path, text)]
+        title = title if path.is_dir() else _stem(path)
+        tables = _open_files(tables_in(path), text, files) if path.is_dir() else [_open_file(path, text, files)]
         if not tables:
-            raise InputError(f"folder {path} has no table; put one .csv, .tsv or .parquet file per client into it")
+            raise InputError(f"folder {path} has no table; put {SUFFIXES} per client into it")
     elif isinstance(source, Mapping):
         title, name = "table", ", ".join(map(str, source))
-        tables = [_open_client(str(client), table, text) for client, table in source.items()]
+        tables = [_open_client(str(client), table, text, files) for client, table in source.items()]
     elif isinstance(source, Sequence) and source and all(isinstance(file, str | os.PathLike) for file in source):
         paths = [local_path(file, "table") for file in source]
         title, name = paths[0].parent.resolve().name, ", ".join(map(str, paths))
-        tables = _open_files(paths, text)
+        tables = _open_files(paths, text, files)
     else:
         title, name, tables = "DataFrame", "DataFrame", [_open_frame(source)]
     for table in tables:
         if not len(table.rows):
             raise InputError(f"table {table.name} has 0 rows below its header; add some")
+    tables = [_renamed(table, files.rename) for table in tables]
     if len(tables) > 1:
         tables = [_with_file_name(table) for table in tables]
     known = [column for column in optional if any(column in table.header for table in tables)]
     tables = [_with_missing(table, known) for table in tables]
     _check_same_columns(tables)
-    return TableReader(title, name, tuple(tables))
+    return TableReader(title, name, tuple(tables), files, exact)
 
 
 def is_table(source: _File) -> bool:
     """Whether this path can be a table: a file with a table's suffix, or a folder with such files."""
     path = Path(source)
-    return path.suffix.lower() in READERS or (path.is_dir() and bool(tables_in(path)))
+    return _suffix(path) in READERS or (path.is_dir() and bool(tables_in(path)))
 
 
 def tables_in(folder: Path) -> list[Path]:
     """The tables in a folder, by name."""
-    return sorted(file for file in folder.iterdir() if file.suffix.lower() in READERS)
+    return sorted(f for f in folder.iterdir() if _suffix(f) in READERS and not f.name.startswith(_NOT_TABLES))
 
 
-def _open_file(path: Path, text: Sequence[str]) -> ClientTable:
-    reader = READERS.get(path.suffix.lower())
+def _suffix(path: Path) -> str:
+    """The kind of a file: `.csv`, or `.csv.gz` if it is compressed."""
+    return "".join(path.suffixes[-2:] if path.suffix.lower() == ".gz" else path.suffixes[-1:]).lower()
+
+
+def _stem(path: Path) -> str:
+    """The name of a file without its suffix, which is the client's."""
+    return path.name[: len(path.name) - len(_suffix(path))]
+
+
+def _open_file(path: Path, text: Sequence[str], files: Files) -> ClientTable:
+    reader = READERS.get(_suffix(path))
     if reader is None:
-        raise InputError(f"table {path} has the suffix {path.suffix!r}; give a .csv, .tsv or .parquet file")
+        raise InputError(f"table {path} has the suffix {_suffix(path)!r}; give {SUFFIXES}")
     if not path.is_file():
         raise InputError(f"table {path} does not exist; check the path")
-    return reader(path, text)
+    return reader(path, text, files)
 
 
-def _open_files(paths: Sequence[Path], text: Sequence[str]) -> list[ClientTable]:
+def _open_files(paths: Sequence[Path], text: Sequence[str], files: Files) -> list[ClientTable]:
     """One file per client, who is called like the file."""
-    stems = Counter(path.stem for path in paths)
+    stems = Counter(map(_stem, paths))
     for path in paths:
-        if stems[path.stem] > 1:
+        if stems[_stem(path)] > 1:
             raise InputError(
-                f"two tables are called {path.stem!r}, as {path}; a file's name is its client's: rename one"
+                f"two tables are called {_stem(path)!r}, as {path}; a file's name is its client's: rename one"
             )
-    return [replace(_open_file(path, text), client=path.stem) for path in paths]
+    return [replace(_open_file(path, text, files), client=_stem(path)) for path in paths]
 
 
-def _open_client(client: str, source: Any, text: Sequence[str]) -> ClientTable:
+def _open_client(client: str, source: Any, text: Sequence[str], files: Files) -> ClientTable:
     """The table of a client, who is named in error messages if it is a data frame."""
     if isinstance(source, str | os.PathLike):
-        return replace(_open_file(local_path(source, "table"), text), client=client)
+        return replace(_open_file(local_path(source, "table"), text, files), client=client)
     return replace(_open_frame(source), name=f"DataFrame of client {client!r}", client=client)
 
 
@@ -208,7 +265,8 @@ def _check_same_columns(tables: Sequence[ClientTable]) -> None:
             if lacking:
                 columns = ", ".join(map(repr, lacking))
                 raise InputError(
-                    f"table {b.name} has no column {columns}, which {a.name} has; add it, or remove it there"
+                    f"table {b.name} has no column {columns}, which {a.name} has; add it, remove it there, or rename "
+                    f"another: rename = {{old = {lacking[0]!r}}} (data.rename in a spec)"
                 )
 
 
@@ -216,6 +274,18 @@ def _with_file_name(table: ClientTable) -> ClientTable:
     """The same table with the file's name in the names of its rows."""
     rows = table.rows
     return replace(table, rows=replace(rows, is_one_of_several=True)) if isinstance(rows, FileRows) else table
+
+
+def _renamed(table: ClientTable, rename: Mapping[str, str]) -> ClientTable:
+    """The same table with other names of columns, where it has the old ones."""
+    old = {rename.get(name, name): name for name in table.header}
+    if all(new == name for new, name in old.items()) and len(old) == len(table.header):
+        return table
+    header, text = check_header(table.name, (rename.get(name, name) for name in table.header)), table.read_text
+    return replace(
+        table, header=header, read=lambda name: table.read(old[name]),
+        read_text=None if text is None else lambda name, first: text(old[name], first),
+    )  # fmt: skip
 
 
 def _with_missing(table: ClientTable, names: Sequence[str]) -> ClientTable:
@@ -269,10 +339,10 @@ def _texts(file: FileRows, rows: Sequence[int]) -> dict[int, Mapping[str, str]]:
     """The cells of these rows of a file, as text."""
     path = Path(file.path)
     if file.separator is None:
-        table = _open_file(path, ())
+        table = _open_file(path, (), Files())
         columns = {name: table.read(name).take(rows).to_pylist() for name in table.header}
         return {row: {name: str(columns[name][n]) for name in columns} for n, row in enumerate(rows)}
-    with reading(path), path.open(newline="", encoding="utf-8-sig") as opened:
-        lines = (line for line in csv.reader(opened, delimiter=file.separator) if line)
-        header, wanted = next(lines), set(rows)
-        return {row: dict(zip(header, line, strict=False)) for row, line in enumerate(lines) if row in wanted}
+    opened = io.StringIO(decoded_text(path, file.encoding)[0], newline="")
+    lines = (line for line in csv.reader(opened, delimiter=file.separator) if line)
+    header, wanted = next(lines), set(rows)
+    return {row: dict(zip(header, line, strict=False)) for row, line in enumerate(lines) if row in wanted}

@@ -7,9 +7,18 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtilt.data.sampling import DEFAULT_TEST_SHARE, QUARTERS, check_test_share, draw_test_data, quarters
+from fedtilt.data.tables.cells import yes_no_values
 from fedtilt.data.tables.reader import TableReader
 from fedtilt.data.tables.schema import Schema
-from fedtilt.data.tables.values import classes_problem, read_names, read_target, read_values, to_number
+from fedtilt.data.tables.values import (
+    class_numbers,
+    classes_problem,
+    common_classes,
+    read_names,
+    read_target,
+    read_values,
+    to_number,
+)
 from fedtilt.errors import InputError
 
 
@@ -25,9 +34,19 @@ class LabelledRows(NamedTuple):
 
 
 def label_rows(
-    reader: TableReader, schema: Schema, site: int | None, test_share: float | None, seed: int
-) -> LabelledRows:
-    """Read the columns that are no features, and split the rows; `site`: whose rows these are, None: those of all."""
+    reader: TableReader, schema: Schema, site: int | None, test_share: float | None, seed: int,
+    drop_unlabelled: bool = False,
+) -> LabelledRows:  # fmt: skip
+    """Read the columns that are no features, and split the rows.
+
+    Args:
+        reader: the table
+        schema: what its columns are
+        site: whose rows these are; None: those of all
+        test_share: the share of each client's rows that is test data
+        seed: the seed that draws them
+        drop_unlabelled: whether rows without a label are neither training nor test data
+    """
     test_share = check_test_share(test_share, seed, given=schema.split is not None)
     if len(reader) < 2:
         raise InputError(f"table {reader.name} has 1 row below its header; it needs at least 2")
@@ -35,45 +54,60 @@ def label_rows(
         raise InputError(f"table {reader.name} needs a target; name the column of the labels: target = …")
     class_names: tuple[str, ...] = ()
     if schema.is_regression:
-        labels = read_target(reader, schema.target).values
+        labels = read_target(reader, schema.target, gaps=drop_unlabelled).values
         assert labels is not None
+        labelled = np.flatnonzero(np.isfinite(labels))
     else:
-        labels, class_names = _read_labels(reader, schema.target, schema.classes, is_site=site is not None)
+        labels, class_names = _read_labels(
+            reader, schema.target, schema.classes, is_site=site is not None, gaps=drop_unlabelled
+        )
+        labelled = np.flatnonzero(labels >= 0)
     if site is not None:
         _check_one_client(reader, schema.client)
         client, client_names = None, None
     else:
         client, client_names = _read_clients(reader, schema.client)
     owner = np.full(len(labels), site or 0) if client is None else client
-    strata, names = (quarters(labels, owner), QUARTERS) if schema.is_regression else (labels, class_names)
-    test = draw_test_rows(reader, schema, strata, names, owner, test_share, seed)
+    strata, names = labels[labelled], class_names
+    if schema.is_regression:
+        strata, names = quarters(strata, owner[labelled]), QUARTERS
+    test = draw_test_rows(reader, schema, strata, names, owner[labelled], test_share, seed, labelled)
     if site is None and schema.split is not None and (test.all() or not test.any()):
         side = "test" if test.all() else "train"
         raise InputError(
             f"split = {schema.split!r} has only {side!r} in {reader.name}; mark some rows train and some test"
         )
-    return LabelledRows(labels, class_names, client, client_names, np.flatnonzero(~test), np.flatnonzero(test))
+    return LabelledRows(labels, class_names, client, client_names, labelled[~test], labelled[test])
 
 
 def _read_labels(
-    reader: TableReader, target: str, known: tuple[str, ...] | None, *, is_site: bool
+    reader: TableReader, target: str, known: tuple[str, ...] | None, *, is_site: bool, gaps: bool
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The class of each row, and the classes: those that are known, else the labels that occur."""
-    labels, names = read_names(reader, target)
-    if known is not None:
-        for number, name in enumerate(names):
-            if name not in known:
-                row = reader.rows[int(np.flatnonzero(labels == number)[0])]
-                raise InputError(
-                    f"table {reader.name} has {name!r} in {row}, column {target!r}; the schema's classes are "
-                    f"{', '.join(known)}"
-                )
-        return np.array([known.index(name) for name in names])[labels], known
-    if len(names) < 2 and not is_site:
+    """The class of each row, −1 without, and the classes: those that are known, else the labels that occur."""
+    labels, names = read_names(reader, target, gaps=True)
+    unlabelled = np.flatnonzero(labels < 0)
+    if len(unlabelled) and not gaps:
+        raise InputError(
+            f"table {reader.name} has an empty cell in {reader.rows[int(unlabelled[0])]}, column {target!r}, which is "
+            "the target; fill it, or leave such rows out: drop_unlabelled = true (data.drop_unlabelled in a spec)"
+        )
+    if not names:
+        raise InputError(f"target = {target!r} has no label in {reader.name}; name another column")
+    classes = common_classes(names) if known is None else known
+    by_name = class_numbers(names, classes)
+    for number, name in enumerate(names):
+        if name not in by_name:
+            row = reader.rows[int(np.flatnonzero(labels == number)[0])]
+            raise InputError(
+                f"table {reader.name} has {name!r} in {row}, column {target!r}; the schema's classes are "
+                f"{', '.join(classes)}"
+            )
+    if known is None and len(classes) < 2 and not is_site:
         raise InputError(f"target = {target!r} has one class, {names[0]!r}, in {reader.name}; it needs two or more")
-    if problem := classes_problem(names, np.bincount(labels).tolist()):
+    counts = np.bincount(labels[labels >= 0]).tolist()
+    if known is None and (problem := classes_problem(names, counts)):
         raise InputError(f"target = {target!r} of {reader.name} {problem}")
-    return labels, names
+    return np.array([*(by_name[name] for name in names), -1])[labels], classes
 
 
 def _read_clients(reader: TableReader, client: str | None) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
@@ -104,27 +138,27 @@ _SIDES = {"train": False, "training": False, "test": True, "testing": True}
 
 def draw_test_rows(
     reader: TableReader, schema: Schema, labels: np.ndarray, class_names: Sequence[str], client: np.ndarray,
-    share: float, seed: int,
+    share: float, seed: int, rows: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """A mask of the test rows: from the split column, else drawn client by client.
+    """A mask of the test rows among some rows: from the split column, else drawn client by client.
 
     A client's test rows depend on its own rows alone, so that a site draws what the simulator draws for its client.
     """
     if schema.split is not None:
-        return _by_column(reader, schema.split)
+        return _by_column(reader, schema.split)[rows]
     labels = _ranks(class_names)[labels]
     if schema.split_time is not None:
-        time = _times(reader, schema.split_time)
-        return draw_test_data(labels, client, share, seed, lambda rows, count, rng: by_time(time[rows], count))
+        time = _times(reader, schema.split_time)[rows]
+        return draw_test_data(labels, client, share, seed, lambda own, count, rng: by_time(time[own], count))
     if schema.split_group is None:
         return draw_test_data(labels, client, share, seed)
     codes, names = read_names(reader, schema.split_group)
-    group = _ranks(names)[codes]
+    group = _ranks(names)[codes][rows]
     test = draw_test_data(
-        labels, client, share, seed, lambda rows, count, rng: by_group(group[rows], labels[rows], count, rng)
+        labels, client, share, seed, lambda own, count, rng: by_group(group[own], labels[own], count, rng)
     )
     if len(shared := np.intersect1d(group[test], group[~test])):
-        row = reader.rows[int(np.flatnonzero(group == shared[0])[0])]
+        row = reader.rows[int(rows[np.flatnonzero(group == shared[0])[0]])]
         raise InputError(
             f"split_group = {schema.split_group!r} has a value with rows of several clients in {reader.name}, such as "
             f"that of {row}; every client's rows are split by themselves, so give its rows one client"
@@ -133,12 +167,13 @@ def draw_test_rows(
 
 
 def _ranks(names: Sequence[str]) -> np.ndarray:
-    """The rank of each name: numbers by value, then texts; the ranks of some of the names are in the same order.
+    """The rank of each name: numbers by value, no and yes, then texts; the ranks of some names are in the same order.
 
     >>> _ranks(["x", "10", "9"]).tolist()
     [2, 1, 0]
     """
-    values = [to_number(name) for name in names]
+    meanings = yes_no_values(names) or {}
+    values = [meanings.get(name, to_number(name)) for name in names]
     keys = [
         (0, value, name) if math.isfinite(value) else (1, 0.0, name) for name, value in zip(names, values, strict=True)
     ]

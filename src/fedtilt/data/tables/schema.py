@@ -4,6 +4,7 @@ It is inferred from training rows (see `summary` and `merge`), written as a JSON
 carried by run folders and exported models, so that new rows are treated like the training rows.
 """
 
+import dataclasses
 import json
 import math
 import os
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedtilt import checks
+from fedtilt.data.tables.number_text import DECIMALS
+from fedtilt.data.tables.settings import ROLES, Files
 from fedtilt.data.targets import TASKS, NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.files import read_json, read_metadata, write_bytes
@@ -20,9 +23,10 @@ from fedtilt.files import read_json, read_metadata, write_bytes
 KINDS = ("number", "yes/no", "category", "date", "ignore", "identifier")
 NUMERIC = ("number", "yes/no", "date")  # kinds with a mean and a deviation
 TEXT_KINDS = ("category", "ignore", "identifier")
-ROLES = ("target", "client", "group", "weight", "split", "split_group", "split_time")
+_MAY_BE_INPUTS = ("split_time", "group")  # roles of columns
 VERSION = 1
 MIN_COUNT = 5
+_HOW_WRITTEN = ("format", "decimal", "unit")  # that a column may lack
 _DATE_INPUTS = ("month, sine", "month, cosine", "weekday, sine", "weekday, cosine")
 
 
@@ -44,7 +48,10 @@ class Column:
         deviation: their standard deviation; 0: constant
         categories: the names of a category that have inputs of their own
         other: whether all other names have an input
-        format: how dates are written, as in Python's strptime; default: as in 2026-01-31, with or without a time
+        format: how dates are written, as in Python's strptime, several separated by |; default: as in 2026-01-31, with
+            or without a time
+        decimal: the decimal separator of the training files, or "both", for new rows that do not tell it themselves
+        unit: what cells have behind the number; new rows may not have another one
 
     >>> Column(name="age", kind="number", gaps=True, fill=50.0, mean=51.2, deviation=9.8).inputs
     ('age', 'age is missing')
@@ -59,6 +66,8 @@ class Column:
     categories: tuple[str, ...] | None = None
     other: bool | None = None
     format: str | None = None
+    decimal: str | None = None
+    unit: str | None = None
 
     def __post_init__(self) -> None:
         what = f"column {self.name!r}"
@@ -80,6 +89,10 @@ class Column:
             object.__setattr__(self, "categories", as_names(self.categories, f"categories of {what}"))
         if self.format is not None and ("%" not in str(self.format) or not isinstance(self.format, str)):
             raise InputError(f"format of {what} is {self.format!r}; write it as in strptime, such as %d.%m.%Y")
+        if self.decimal is not None and self.decimal not in (*DECIMALS, "both"):
+            raise InputError(f"decimal of {what} is {self.decimal!r}; choose '.', ',' or 'both'")
+        if not isinstance(self.unit, str | None):
+            raise InputError(f"unit of {what} is {self.unit!r}; write it as text, such as mg/dl")
 
     @property
     def is_feature(self) -> bool:
@@ -89,7 +102,7 @@ class Column:
     @property
     def is_complete(self) -> bool:
         """Whether nothing is left to be inferred."""
-        return all(getattr(self, key) is not None for key in _applicable(self.kind) if key != "format")
+        return all(getattr(self, key) is not None for key in _applicable(self.kind) if key not in _HOW_WRITTEN)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -125,7 +138,8 @@ class Column:
 def _applicable(kind: str) -> tuple[str, ...]:
     """The fields that a column of this kind has."""
     if kind in NUMERIC:
-        return ("name", "kind", "gaps", "fill", "mean", "deviation", *(["format"] if kind == "date" else []))
+        written = {"date": ("format",), "number": ("decimal", "unit")}.get(kind, ())
+        return ("name", "kind", "gaps", "fill", "mean", "deviation", *written)
     return ("name", "kind", "gaps", "categories", "other") if kind == "category" else ("name", "kind")
 
 
@@ -158,6 +172,7 @@ class Schema:
         split_group: a column whose rows with the same value stay on one side of the split
         split_time: a column of times; each client's newest rows are test data
         min_count: the number of rows at one client that gives a category an input of its own
+        files: how the files are written, for those of new rows too
 
     >>> Schema(columns=(Column(name="ward", kind="category", categories=("a", "b"), other=True),)).inputs
     ('ward = a', 'ward = b', 'ward = other')
@@ -175,6 +190,7 @@ class Schema:
     split_group: str | None = None
     split_time: str | None = None
     min_count: int = MIN_COUNT
+    files: Files = dataclasses.field(default_factory=Files)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -189,7 +205,7 @@ class Schema:
             elif value is not None:
                 object.__setattr__(self, role, str(value))
         for role, name in self.roles:
-            if name in names and role != "split_time":
+            if name in names and role not in _MAY_BE_INPUTS:
                 raise InputError(f"the schema has {name!r} as {role} and as a column; remove one")
         if self.task is not None and self.task not in TASKS:
             raise InputError(f"task of the schema is {self.task!r}; choose {' or '.join(TASKS)}")
@@ -227,7 +243,7 @@ class Schema:
     @property
     def text_columns(self) -> tuple[str, ...]:
         """The columns to read as they are written: 01 and 1 are two names."""
-        numbers = ("weight", "split_time", *(["target"] if self.is_regression else []))
+        numbers = ("weight", "split_time", *(["target"] if self.is_regression else []))  # groups are text and inputs
         names = [name for role, name in self.roles if role not in numbers]
         return (*names, *(column.name for column in self.columns if column.kind == "category"))
 
@@ -249,6 +265,7 @@ class Schema:
         values = {key: getattr(self, key) for key in ("target", "task", "classes", *ROLES[1:], "min_count")}
         if self.numbers is not None:
             values["numbers"] = asdict(self.numbers) | {"bounds": list(self.numbers.bounds)}
+        values["files"] = self.files.to_json() or None
         values = {key: list(v) if isinstance(v, tuple) else v for key, v in values.items() if v not in (None, ())}
         return {"version": VERSION} | values | {"columns": {column.name: column.to_json() for column in self.columns}}
 
@@ -259,7 +276,7 @@ class Schema:
             raise InputError('it has no "columns"; write one with fedtilt data schema')
         if values.get("version") != VERSION:
             raise InputError(f"its version is {values.get('version')!r}; this fedtilt reads version {VERSION}")
-        known = [*ROLES, "task", "classes", "numbers", "min_count"]
+        known = [*ROLES, "task", "classes", "numbers", "min_count", "files"]
         for key in values:
             if key not in (*known, "version", "columns"):
                 raise InputError(f"it has the unknown key {key!r}; a schema has {', '.join([*known, 'columns'])}")
@@ -267,6 +284,8 @@ class Schema:
         found = {key: values[key] for key in known if key in values}
         if "numbers" in found:
             found["numbers"] = _numbers(found["numbers"])
+        if "files" in found:
+            found["files"] = Files.from_json(found["files"])
         return cls(columns=columns, **found)
 
     def text(self) -> str:

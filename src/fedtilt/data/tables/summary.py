@@ -12,9 +12,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from fedtilt.data.tables.cells import ColumnValues, text_kind
 from fedtilt.data.tables.reader import TableReader, columns_at_once, map_columns
 from fedtilt.data.tables.schema import KINDS, NUMERIC, Schema
-from fedtilt.data.tables.values import ColumnValues, check_finite, read_target, read_values, text_kind
+from fedtilt.data.tables.values import check_finite, read_target, read_values
 from fedtilt.errors import InputError
 
 MAX_ROWS = 10**12
@@ -41,6 +42,8 @@ class ColumnSummary:
         categories: the names with at least `min_count` rows, and their counts
         rare: the number of rows with other names
         format: how dates are written, if not as in 2026-01-31
+        decimal: the decimal separator of its numbers, or "both"
+        unit: what its cells have behind the number
     """
 
     name: str
@@ -53,6 +56,8 @@ class ColumnSummary:
     categories: Mapping[str, int] | None = None
     rare: int = 0
     format: str | None = None
+    decimal: str | None = None
+    unit: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,10 +152,11 @@ def _check_column(column: Mapping[str, Any], rows: int) -> None:
         raise ValueError(f"the mean of {what} of kind 'yes/no' is not in 0 to 1")
     rare = _whole(column["rare"], f"rare of {what}", 0, observed)
     _check_categories(column["categories"], what, kind, observed, rare)
-    if column["format"] is not None and kind != "date":
-        raise ValueError(f"{what} of kind {_shorten(kind)} has a format")
-    if column["format"] is not None:
-        _check_name(column["format"], f"format of {what}")
+    for key, needed in (("format", "date"), ("decimal", "number"), ("unit", "number")):
+        if column[key] is not None and kind != needed:
+            raise ValueError(f"{what} of kind {_shorten(kind)} has a {key}")
+        if column[key] is not None:
+            _check_name(column[key], f"{key} of {what}")
 
 
 def _fits_quantiles(mean: float, squares: float, rows: int, quantiles: Sequence[float]) -> bool:
@@ -248,8 +254,7 @@ def summarise_sites(
     positions, ends = np.concatenate(list(rows.values())), np.cumsum([len(part) for part in rows.values()])
 
     def read(name: str) -> ColumnValues:
-        kind, date_format = (known[name].kind, known[name].format) if name in known else (None, None)
-        return read_values(reader, name, kind, date_format, finite=False)
+        return read_values(reader, name, known.get(name), finite=False)
 
     def summarise_numbers(columns: Mapping[str, ColumnValues]) -> list[dict[str, ColumnSummary]]:
         values = np.empty((len(columns), len(positions)))
@@ -276,7 +281,7 @@ def summarise_sites(
             site |= summaries
     targets: list[ColumnSummary | None] = [None] * len(rows)
     if schema.is_regression and schema.target is not None and schema.numbers is None:
-        numbers = summarise_numbers({schema.target: read_target(reader, schema.target)})
+        numbers = summarise_numbers({schema.target: read_target(reader, schema.target, gaps=True)})
         targets = [site[schema.target] for site in numbers]
     return [
         SiteSummary(
@@ -308,7 +313,8 @@ def _summarise_numbers(
         for name, own, mean, squares in zip(names, quantiles, *_moments(same), strict=True):
             summaries[name] = ColumnSummary(
                 name=name, kind=columns[name].kind, rows=count, missing=missing, mean=mean, squares=squares,
-                quantiles=tuple(own), format=columns[name].format,
+                quantiles=tuple(own), format=columns[name].format, decimal=columns[name].decimal,
+                unit=columns[name].unit,
             )  # fmt: skip
     return summaries
 

@@ -3,33 +3,32 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedtilt.config.setting_fields import takes_settings
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.sampling import positions_by_number
+from fedtilt.data.tables.cells import BadCells, ColumnValues
 from fedtilt.data.tables.describe import column_warnings, dropped_columns
 from fedtilt.data.tables.encoding import encode
 from fedtilt.data.tables.merge import merge
 from fedtilt.data.tables.reader import Source, TableReader, open_reader
 from fedtilt.data.tables.rows import LabelledRows, label_rows
-from fedtilt.data.tables.schema import ROLES, Column, Schema, read_schema
+from fedtilt.data.tables.schema import Column, Schema, read_schema
+from fedtilt.data.tables.settings import ROLES, Files, TableSettings
 from fedtilt.data.tables.summary import SiteSummary, summarise_sites
-from fedtilt.data.tables.values import BadCells, ColumnValues, read_names, read_values
+from fedtilt.data.tables.values import read_names, read_values
 from fedtilt.errors import InputError
 
-Roles = Mapping[str, str | int | Sequence[str | int] | None]  # the columns that are no features, by what they are
 
-
+@takes_settings(TableSettings)
 def table(
-    source: Source, *, target: str | int | None = None, client: str | int | None = None,
-    group: str | int | Sequence[str | int] | None = None, weight: str | int | None = None,
-    split: str | int | None = None, split_group: str | int | None = None, split_time: str | int | None = None,
-    drop: Sequence[str | int] = (), schema: Schema | str | os.PathLike[str] | None = None,
-    task: str | None = None, test_share: float | None = None, seed: int = 0,
+    source: Source, *, schema: Schema | str | os.PathLike[str] | None = None, task: str | None = None,
+    test_share: float | None = None, seed: int = 0, **settings: Any,
 ) -> Dataset:  # fmt: skip
     """Read a table as a data set.
 
@@ -39,27 +38,15 @@ def table(
     which `transform` applies to new rows. `schema.Column` documents the rules.
 
     Args:
-        source: a CSV, TSV or Parquet file or a pandas DataFrame; or one per client: a folder or a list of files, named
-            like the clients, or a dictionary of files or DataFrames by client
-        target: the column of the labels, numbers or text, or of the numbers to predict; required without a schema that
-            names it
-        client: the column that names the client of each row; default: the files, if there are several
-        group: the column of groups, such as sex, or several; a method's `tau` then tilts over these groups instead of
-            the classes
-        weight: the column of the samples' weights in the training loss: a row with weight 2 counts as two rows
-        split: a column with train and test in it; default: test data is drawn
-        split_group: a column, such as the patient, whose rows with the same value stay on one side of the split
-        split_time: a column of times: each client's newest rows are test data
-        drop: columns to leave out
+        source: a CSV, TSV, Parquet or Excel file or a pandas DataFrame; or one per client: a folder or a list of files,
+            named like the clients, or a dictionary of files or DataFrames by client
         schema: what the columns are, a `Schema` or the path of one; what it leaves out is inferred
         task: "classification" or "regression" (numbers as targets); default: the schema's, else classification
         test_share: the share of each client's rows that is test data, with the classes in proportion; default: 0.25
         seed: the seed that draws the test data
+        **settings: the settings of a table:
     """
-    roles = {"target": target, "client": client, "group": group, "weight": weight, "split": split,
-             "split_group": split_group, "split_time": split_time}  # fmt: skip
-    opened = open_table(source, roles, drop, schema, task=task)
-    return opened.to_dataset(test_share, seed)
+    return open_table(source, TableSettings(**settings), schema, task=task).to_dataset(test_share, seed)
 
 
 def transform(source: Source, *, like: Dataset | Schema | str | os.PathLike[str]) -> Tensor:
@@ -112,7 +99,7 @@ def open_new_rows(source: Source, like: Dataset | Schema | str | os.PathLike[str
         raise InputError(f"data set {like.name!r} has no schema; give a data set that ft.data.table returned")
     schema = like.schema if isinstance(like, Dataset) else like
     schema = schema if isinstance(schema, Schema) else read_schema(schema)  # type: ignore[arg-type]
-    reader = open_reader(source, text=schema.text_columns)
+    reader = open_reader(source, text=schema.text_columns, files=schema.files, exact=schema.group)
     features = [column for column in schema.columns if column.is_feature]
     missing = [column.name for column in features if column.name not in reader.header]
     if missing:
@@ -134,10 +121,11 @@ class Table:
     schema: Schema  # roles, and the columns that the user described
     names: tuple[str, ...]  # the columns that may be features
     site: int | None = None  # whose rows these are; None: the table has the rows of all clients
+    drop_unlabelled: bool = False
 
     def to_dataset(self, test_share: float | None = None, seed: int = 0) -> Dataset:
         """Split, infer the rest of the schema from the training rows, and encode."""
-        reader, rows = self.reader, label_rows(self.reader, self.schema, self.site, test_share, seed)
+        reader, rows = self.reader, self._label_rows(test_share, seed)
         known = self.schema if self.schema.is_regression else replace(self.schema, classes=rows.class_names)
         schema = merge(self._summaries(rows), known)
         if not any(column.is_feature for column in schema.columns):
@@ -191,11 +179,15 @@ class Table:
 
     def site_summary(self, test_share: float | None, seed: int) -> SiteSummary:
         """What a site sends of its training rows, so that all sites agree on one schema."""
-        rows = label_rows(self.reader, self.schema, self.site, test_share, seed)
+        rows = self._label_rows(test_share, seed)
         (summary,) = self._summaries(rows)
         if self.schema.is_regression:
             return summary
-        return replace(summary, classes=tuple(rows.class_names[k] for k in np.unique(rows.labels)))  # of test rows too
+        found = np.unique(rows.labels[rows.labels >= 0])  # of test rows too
+        return replace(summary, classes=tuple(rows.class_names[k] for k in found))
+
+    def _label_rows(self, test_share: float | None, seed: int) -> LabelledRows:
+        return label_rows(self.reader, self.schema, self.site, test_share, seed, self.drop_unlabelled)
 
     def with_schema(self, schema: Schema) -> Self:
         """The same table with the schema that the sites agreed on; its columns must be those of the table."""
@@ -226,8 +218,8 @@ class Table:
 
 
 def open_table(
-    source: Source, roles: Roles, drop: Sequence[str | int] = (),
-    schema: Schema | str | os.PathLike[str] | None = None, site: int | None = None, task: str | None = None,
+    source: Source, settings: TableSettings, schema: Schema | str | os.PathLike[str] | None = None,
+    site: int | None = None, task: str | None = None,
 ) -> Table:  # fmt: skip
     """Open a table, and check the names of columns against it.
 
@@ -236,36 +228,44 @@ def open_table(
 
     Args:
         source: the table
-        roles: the columns that are no features, by what they are
-        drop: columns to leave out
+        settings: what the user says of it
         schema: what the columns are
         site: the number of the site whose rows these are; default: the table has the rows of all clients
         task: "classification" or "regression"; default: the schema's, else classification
     """
-    if isinstance(drop, str):
-        raise InputError(f"drop = {drop!r} is text; give a list of columns, such as drop = [{drop!r}]")
-    known, dropped = known_schema(schema, roles, task), [str(name) for name in drop]
-    text = known.text_columns
+    known, dropped = known_schema(schema, settings, task), settings.drop
     optional = [column.name for column in known.columns if column.gaps or not column.is_feature]
-    reader = open_reader(source, text=text, optional=optional)
+    exact = [name for role, name in known.roles if role != "target"]
+    reader = open_reader(source, text=known.text_columns, optional=optional, files=known.files, exact=exact)
     if site is not None:
         reader = reader.with_missing([*optional, *dropped, *([] if known.client is None else [known.client])])
+    elif unused := [old for old, new in settings.rename.items() if new not in reader.header]:
+        raise InputError(
+            f"rename = {{{unused[0]!r}: {settings.rename[unused[0]]!r}}} names no column of {reader.name}; its columns "
+            f"are {', '.join(reader.header)}"
+        )
     _check_names(reader, known, dropped)
-    taken = [name for role, name in known.roles if role != "split_time"]
+    if not settings.group_is_input and not known.group:
+        raise InputError("group_is_input = False has no effect without group; name the column of groups")
+    listed = [column.name for column in known.columns]
+    inputs = ("split_time", *(["group"] if settings.group_is_input and not listed else []))
+    taken = {name for role, name in known.roles if role not in inputs and name not in listed}
     names = [name for name in reader.header if name not in (*taken, *dropped)]
     if known.columns:
-        listed = [column.name for column in known.columns]
         extra = [name for name in names if name not in listed]
         if extra:
             raise InputError(
                 f"table {reader.name} has the column {extra[0]!r}, which the schema lacks; add it there with a kind "
                 f"(ignore leaves it out), or drop = [{extra[0]!r}]"
             )
+        both = [name for name in listed if name in known.group]
+        if both and not settings.group_is_input:
+            raise InputError(f"group_is_input = False, and the schema has {both[0]!r} as an input; correct one of them")
         names = [name for name in listed if name not in dropped]
     if not names:
         raise InputError(f"table {reader.name} has no feature column, only {', '.join(reader.header)}; add one")
     known = known.with_columns([column for column in known.columns if column.name not in dropped])
-    return Table(reader, known, tuple(names), site)
+    return Table(reader, known, tuple(names), site, settings.drop_unlabelled)
 
 
 def _codes(groups: Mapping[str, tuple[np.ndarray, tuple[str, ...]]], rows: np.ndarray) -> dict[str, Tensor] | None:
@@ -275,7 +275,7 @@ def _codes(groups: Mapping[str, tuple[np.ndarray, tuple[str, ...]]], rows: np.nd
 
 def _weights(reader: TableReader, name: str) -> np.ndarray:
     """The weights of all rows: numbers ≥ 0."""
-    values = read_values(reader, name, "number").values
+    values = read_values(reader, name, Column(name=name, kind="number")).values
     assert values is not None
     bad = np.flatnonzero(~(values >= 0))
     if len(bad):
@@ -286,16 +286,12 @@ def _weights(reader: TableReader, name: str) -> np.ndarray:
     return values.astype(np.float32)
 
 
-def known_schema(schema: Schema | str | os.PathLike[str] | None, roles: Roles, task: str | None = None) -> Schema:
-    """What the user says of a table: a schema or the path of one, the roles of columns, and the task."""
+def known_schema(
+    schema: Schema | str | os.PathLike[str] | None, settings: TableSettings, task: str | None = None
+) -> Schema:
+    """What the user says of a table: a schema or the path of one, the settings, and the task."""
     known = schema if isinstance(schema, Schema) else Schema(columns=()) if schema is None else read_schema(schema)
-    group = roles.get("group") or ()
-    names: dict[str, str | tuple[str, ...]] = {
-        role: str(name) for role, name in roles.items() if name is not None and role != "group"
-    }
-    if group:
-        names["group"] = (str(group),) if isinstance(group, str | int) else tuple(map(str, group))
-    for role, name in names.items():
+    for role, name in settings.roles.items():
         written = getattr(known, role)
         if written and written != name:
             raise InputError(f"{role} = {name!r} differs from the schema's, {written!r}; correct one of them")
@@ -303,7 +299,8 @@ def known_schema(schema: Schema | str | os.PathLike[str] | None, roles: Roles, t
     task = task or written
     if written not in (None, task):
         raise InputError(f"task = {task!r} differs from the schema's, {written!r}; correct one of them")
-    return replace(known, task=task, **names)  # type: ignore[arg-type]
+    files = Files(**known.files.to_json() | settings.files.to_json())
+    return replace(known, task=task, files=files, **settings.roles)
 
 
 def _check_names(reader: TableReader, schema: Schema, drop: Iterable[str]) -> None:

@@ -1,69 +1,44 @@
 """The values of a column, as numbers or names, and the kind of a column that the schema does not give."""
 
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from fedtilt.data.naming import sort_names
-from fedtilt.data.tables.client_table import is_number, is_text
-from fedtilt.data.tables.csv_file import MISSING_WORDS
-from fedtilt.data.tables.reader import TableReader
+from fedtilt.data.tables.cells import BadCells, ColumnValues, TextColumn, all_missing, distinct_texts, yes_no_values
+from fedtilt.data.tables.client_table import has_fraction, is_number, is_text
+from fedtilt.data.tables.date_text import DAY, to_days
+from fedtilt.data.tables.reader import TableReader, join_arrays
+from fedtilt.data.tables.schema import Column
 from fedtilt.errors import InputError
 
-_YES_NO = [{"true": 1.0, "false": 0.0}, {"yes": 1.0, "no": 0.0}, {"y": 1.0, "n": 0.0}, {"t": 1.0, "f": 0.0}]
-_MOSTLY = 0.8  # a text column with this share of numbers, or dates, is one with wrong cells
-_ISO_FORMATS = ("%Y-%m-%d", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M")
-_DATE_FORMATS = (
-    *_ISO_FORMATS, "%Y/%m/%d", "%d.%m.%Y", "%d.%m.%Y %H:%M", "%m/%d/%Y", "%d/%m/%Y", "%m/%d/%Y %H:%M",
-    "%d/%m/%Y %H:%M", "%d-%m-%Y", "%d %b %Y", "%d-%b-%Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y",
-)  # fmt: skip
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_DAY = 86_400  # seconds
-_MAX_CATEGORIES = 20  # a column with up to this number of different texts is always a category
-_LONG_TEXT = 60  # characters
 
-
-@dataclass(frozen=True)
-class ColumnValues:
-    """One column: `values` of numbers, yes/no and dates (in days since 1970), else `codes` into `names`."""
-
-    kind: str | None  # None: no cell has a value
-    values: np.ndarray | None = None  # float64; NaN where missing
-    codes: np.ndarray | None = None  # −1 where missing
-    names: tuple[str, ...] = ()
-    format: str | None = None  # of dates written as text, if it is not ISO
-
-
-def read_values(
-    reader: TableReader, name: str, kind: str | None = None, date_format: str | None = None, *, finite: bool = True
-) -> ColumnValues:
+def read_values(reader: TableReader, name: str, known: Column | None = None, *, finite: bool = True) -> ColumnValues:
     """The values of a column; raise InputError, which names the row, if a cell is not of its kind.
 
     Args:
         reader: the table
         name: the column
-        kind: what the column is; None: inferred
-        date_format: how dates are written, as in `datetime.strptime`; None: inferred
+        known: what is known of the column; None: all is inferred
         finite: whether an infinite number raises here; False: the caller calls `check_finite`
     """
+    kind = None if known is None else known.kind
     if kind in ("ignore", "identifier"):
         return ColumnValues(kind)
-    column = reader.read(name)
-    if column.null_count == len(column):
-        return _all_missing(kind, len(column))
-    if is_text(column.type):
-        return _TextColumn(reader, name, column).read(kind, date_format)
+    arrays, typed = zip(*reader.read_files(name), strict=True)
+    if all(array.null_count == len(array) for array in arrays):
+        return all_missing(kind, len(reader))
+    if any(is_text(array.type) for array in arrays):
+        return TextColumn(reader, name, arrays, typed).read(known)
+    column = join_arrays(arrays)
     found, values = _numbers(reader, name, column)
+    values = _without_missing(values, found, reader.missing_in(name))
     if kind == "category":
         return _number_names(values, found)
-    if kind == "date" and found == "number" and date_format is not None:
-        return _TextColumn(reader, name, column.cast(pa.string())).read(kind, date_format)
+    if kind == "date" and found == "number" and known is not None and known.format is not None:
+        return TextColumn(reader, name, [array.cast(pa.string()) for array in arrays], typed).read(known)
     if kind is not None and kind != found and {kind, found} != {"number", "yes/no"}:
         raise InputError(f"column {name!r} of {reader.name} is a {found}, not a {kind}; correct its kind in the schema")
     if finite:
@@ -72,35 +47,46 @@ def read_values(
         bad = np.flatnonzero(~(np.isnan(values) | (values == 0) | (values == 1)))
         if len(bad):
             raise BadCells(reader, name, {int(i): f"{values[i]:g}" for i in bad}, "yes/no columns have 0 and 1")
-    return ColumnValues(kind or found, values=values)
+    has_point = found == "number" and pa.types.is_floating(column.type) and has_fraction(values)
+    return ColumnValues(kind or found, values=values, decimal="." if has_point else None)
 
 
-def read_names(reader: TableReader, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """A column of names, such as labels or clients, as numbers 0, 1, …, and the sorted names; a gap is an error."""
+def read_names(reader: TableReader, name: str, *, gaps: bool = False) -> tuple[np.ndarray, tuple[str, ...]]:
+    """A column of names, such as labels or clients, as numbers 0, 1, …, and the sorted names.
+
+    Args:
+        reader: the table
+        name: the column
+        gaps: whether a row may have no name, which is −1; otherwise it is an error
+    """
     column = reader.read(name)
     if pa.types.is_boolean(column.type):
         column = pa.chunked_array([pa.array([None if v is None else str(v) for v in column.to_pylist()])])
-    codes, texts = _distinct_texts(column if is_text(column.type) else column.cast(pa.string()))
-    empty = np.array([not text for text in texts] + [True])  # the last: a row without a value
+    text = column if is_text(column.type) else column.cast(pa.string())
+    codes, texts = distinct_texts(text, reader.files.ignore_case)
+    missing = {"", *(word.casefold() for word in reader.missing_in(name))}
+    empty = np.array([text.casefold() in missing for text in texts] + [True])  # the last: a row without a value
     used = np.roll(np.bincount(codes + 1, minlength=len(empty)) > 0, -1)
-    if (empty & used).any():
+    if not gaps and (empty & used).any():
         row = reader.rows[int(np.flatnonzero(empty[codes])[0])]
         raise InputError(f"table {reader.name} has an empty cell in {row}, column {name!r}; fill it or drop the row")
-    names = sort_names({text for text, is_used in zip(texts, used, strict=False) if is_used})
+    named = used & ~empty
+    names = sort_names({text for text, is_named in zip(texts, named, strict=False) if is_named})
     number = {name: k for k, name in enumerate(names)}
-    return np.array([number.get(text, -1) for text in texts], np.int64)[codes], names
+    numbers = [number[text] if is_named else -1 for text, is_named in zip(texts, named, strict=False)]
+    return np.array([*numbers, -1], np.int64)[codes], names
 
 
-def read_target(reader: TableReader, target: str) -> ColumnValues:
-    """The numbers to predict; a row without a finite one is an error."""
-    found = read_values(reader, target, "number")
+def read_target(reader: TableReader, target: str, *, gaps: bool = False) -> ColumnValues:
+    """The numbers to predict; a row without a finite one is an error, unless it may have gaps."""
+    found = read_values(reader, target, Column(name=target, kind="number"))
     assert found.values is not None
     bad = np.flatnonzero(~np.isfinite(found.values))
-    if len(bad):
+    if len(bad) and not gaps:
         row = reader.rows[int(bad[0])]
         raise InputError(
-            f"table {reader.name} has no number in {row}, column {target!r}, which is the target; fill it or drop the "
-            "row"
+            f"table {reader.name} has no number in {row}, column {target!r}, which is the target; fill it, or leave "
+            "such rows out: drop_unlabelled = true (data.drop_unlabelled in a spec)"
         )
     return found
 
@@ -110,31 +96,6 @@ def check_finite(reader: TableReader, name: str, values: np.ndarray) -> None:
     infinite = np.flatnonzero(np.isinf(values))
     if len(infinite):
         raise BadCells(reader, name, {int(i): f"{values[i]:g}" for i in infinite}, "features are finite numbers")
-
-
-class BadCells(InputError):
-    """Cells of one column that cannot be used; the message is about the first."""
-
-    def __init__(self, reader: TableReader, column: str, cells: Mapping[int, str], rule: str) -> None:
-        """Args:
-        reader: the table
-        column: the name of the column
-        cells: the texts by row
-        rule: what the cells of the column are
-        """
-        position, cell = next(iter(cells.items()))
-        super().__init__(
-            f"table {reader.name} has {cell!r} in {reader.rows[position]}, column {column!r}, but {rule}: correct the "
-            f"cell or empty it, or leave the column out: drop = [{column!r}] (data.drop in a spec)"
-        )
-        self.column = column
-        self.reasons = {row: f"{text!r} in column {column!r}, but {rule}" for row, text in cells.items()}
-
-
-def _all_missing(kind: str | None, length: int) -> ColumnValues:
-    if kind == "category":
-        return ColumnValues(kind, codes=np.full(length, -1, np.int64))
-    return ColumnValues(kind, values=np.full(length, np.nan))
 
 
 def _numbers(reader: TableReader, name: str, column: pa.ChunkedArray) -> tuple[str, np.ndarray]:
@@ -149,10 +110,18 @@ def _numbers(reader: TableReader, name: str, column: pa.ChunkedArray) -> tuple[s
         return "number", column.cast(pa.float64()).to_numpy()
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         microseconds = column.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False).cast(pa.int64())
-        return "date", microseconds.to_numpy().astype(np.float64) / (_DAY * 1e6)
+        return "date", microseconds.to_numpy().astype(np.float64) / (DAY * 1e6)
     if pa.types.is_time(kind):
         return "number", column.cast(pa.time64("us")).cast(pa.int64()).to_numpy().astype(np.float64) / 3.6e9  # hours
     raise InputError(f"column {name!r} of {reader.name} has values of type {kind}; leave it out: drop = [{name!r}]")
+
+
+def _without_missing(values: np.ndarray, kind: str, words: Sequence[str]) -> np.ndarray:
+    """The values with NaN in place of the user's words for missing cells."""
+    if not words:
+        return values
+    numbers = [to_days(word, "%Y-%m-%d") if kind == "date" else to_number(word) for word in words]
+    return np.where(np.isin(values, numbers), math.nan, values)
 
 
 def _number_names(values: np.ndarray, kind: str) -> ColumnValues:
@@ -166,127 +135,6 @@ def _number_names(values: np.ndarray, kind: str) -> ColumnValues:
     return ColumnValues("category", codes=np.where(np.isnan(values), -1, codes).astype(np.int64), names=names)
 
 
-def text_kind(texts: Sequence[str], rows: int) -> str:
-    """Category, free text to ignore, or an identifier, from the different texts and the number of rows with a text."""
-    if len(texts) <= _MAX_CATEGORIES:
-        return "category"
-    if sum(map(len, texts)) / len(texts) > _LONG_TEXT:
-        return "ignore"
-    if 2 * len(texts) > rows:
-        spaces = sum(text.count(" ") for text in texts) / len(texts)
-        return "ignore" if spaces >= 3 else "identifier"
-    return "category"
-
-
-def _distinct_texts(column: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:
-    """For every row which of the different texts it has, −1 if none, and these texts; some may have no row."""
-    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    encoded = encoded.unify_dictionaries().combine_chunks()
-    encoded = encoded if isinstance(encoded, pa.DictionaryArray) else encoded.chunk(0)
-    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return codes, [text.strip() for text in encoded.dictionary.to_pylist()]
-
-
-class _TextColumn:
-    """A column of text: its different cells and, for every row, which of them it has."""
-
-    def __init__(self, reader: TableReader, name: str, column: pa.ChunkedArray) -> None:
-        self.reader, self.name = reader, name
-        self.codes, self.texts = _distinct_texts(column)
-        counts = np.bincount(self.codes + 1, minlength=len(self.texts) + 1)[1:]
-        empty = np.array([text.casefold() in MISSING_WORDS for text in self.texts], bool)
-        self.missing = empty | (counts == 0)
-        self.counts = np.where(self.missing, 0, counts)
-        self.rows = int(self.counts.sum())  # with a value
-        self.present = [text for text, gap in zip(self.texts, self.missing, strict=True) if not gap]
-
-    def read(self, kind: str | None, date_format: str | None) -> ColumnValues:
-        """The column as `kind`, or as what it looks like."""
-        required = kind is not None
-        if not self.rows:
-            return _all_missing(kind, len(self.codes))
-        if kind == "number" and (found := self._as_yes_no(required=False)):  # yes/no here, numbers at another site
-            return ColumnValues(kind, values=found.values)
-        if kind in (None, "yes/no") and (found := self._as_yes_no(required=required)):
-            return found
-        if kind in (None, "number") and (found := self._as_numbers(required=required)):
-            return found
-        if kind in (None, "date") and (found := self._as_dates(date_format, required=required)):
-            return found
-        names = sort_names(set(self.present))
-        number = {name: k for k, name in enumerate(names)}
-        codes = [-1 if gap else number[text] for text, gap in zip(self.texts, self.missing, strict=True)]
-        return ColumnValues(
-            kind or text_kind(self.present, self.rows), codes=np.array([*codes, -1])[self.codes], names=names
-        )
-
-    def _as_yes_no(self, *, required: bool) -> ColumnValues | None:
-        words = {text.casefold() for text in self.present}
-        pair = next((pair for pair in _YES_NO if words <= set(pair)), None)
-        if pair is not None:
-            return self._by_row("yes/no", self._map(lambda text: pair[text.casefold()]))
-        if not required:
-            return None
-        numbers = self._map(to_number)
-        if np.isin(numbers[~self.missing], (0, 1)).all():
-            return self._by_row("yes/no", numbers)
-        bad = np.array([text.casefold() not in _YES_NO[1] for text in self.texts]) & ~self.missing
-        raise self._bad(bad, "yes/no columns have two words: yes and no, true and false, y and n, or t and f")
-
-    def _as_numbers(self, *, required: bool) -> ColumnValues | None:
-        best = self._best([to_number, _decimal_comma], required)
-        if best is None:
-            return None
-        numbers, failures, _ = best
-        if failures.any():
-            raise self._bad(failures, "the column has numbers")
-        found = self._by_row("number", numbers)
-        check_finite(self.reader, self.name, found.values)  # type: ignore[arg-type]
-        return found
-
-    def _as_dates(self, date_format: str | None, *, required: bool) -> ColumnValues | None:
-        formats = [date_format] if date_format else list(_DATE_FORMATS)
-        best = self._best([partial(_days, date_format=known) for known in formats], required)
-        if best is None:
-            return None
-        days, failures, number = best
-        if failures.any():
-            raise self._bad(failures, f"the column has dates such as {datetime(2026, 1, 31).strftime(formats[number])}")
-        return self._by_row("date", days, None if formats[number] in _ISO_FORMATS else formats[number])
-
-    def _best(
-        self, parsers: Sequence[Callable[[str], float]], required: bool
-    ) -> tuple[np.ndarray, np.ndarray, int] | None:
-        """The numbers of the parser that reads most rows, the cells that it cannot read, and its position.
-
-        None: even it reads too few rows, and the column may be something else.
-        """
-        best: tuple[np.ndarray, np.ndarray, int] | None = None
-        least = 0.0 if required else _MOSTLY
-        for number, parser in enumerate(parsers):
-            values = self._map(parser)
-            failures = np.isnan(values) & ~self.missing
-            share = float(1 - self.counts[failures].sum() / self.rows)
-            if share > least or (best is None and share == least):
-                best, least = (values, failures, number), share
-            if share == 1:
-                break
-        return best
-
-    def _map(self, function: Callable[[str], float]) -> np.ndarray:
-        """A number for every different text; NaN where missing."""
-        return np.array([math.nan if gap else function(t) for t, gap in zip(self.texts, self.missing, strict=True)])
-
-    def _by_row(self, kind: str, values: np.ndarray, date_format: str | None = None) -> ColumnValues:
-        """The values of all rows, from those of the different texts."""
-        return ColumnValues(kind, values=np.append(values, math.nan)[self.codes], format=date_format)
-
-    def _bad(self, failures: np.ndarray, rule: str) -> BadCells:
-        """The error about the rows whose cells failed."""
-        rows = np.flatnonzero(np.append(failures, False)[self.codes])
-        return BadCells(self.reader, self.name, {int(row): self.texts[self.codes[row]] for row in rows}, rule)
-
-
 def to_number(text: str) -> float:
     """A text as a number; NaN if it is not one.
 
@@ -296,24 +144,7 @@ def to_number(text: str) -> float:
     try:
         return float(text) if "_" not in text else math.nan
     except ValueError:
-        return _YES_NO[0].get(text.strip().casefold(), math.nan)
-
-
-def _decimal_comma(text: str) -> float:
-    """A number with a decimal comma; NaN if it is not one."""
-    return float(text.replace(",", ".")) if re.fullmatch(r"[+-]?\d+(,\d+)?", text) else math.nan
-
-
-def _days(text: str, date_format: str) -> float:
-    """Days since 1970 of a date; NaN if it is not written so.
-
-    >>> _days("2.1.1970", "%d.%m.%Y")
-    1.0
-    """
-    try:
-        return (datetime.strptime(text, date_format).replace(tzinfo=UTC) - _EPOCH).total_seconds() / _DAY
-    except ValueError:
-        return math.nan
+        return {"true": 1.0, "false": 0.0}.get(text.strip().casefold(), math.nan)
 
 
 def classes_problem(names: Sequence[str], counts: Sequence[int]) -> str | None:
@@ -332,3 +163,28 @@ def classes_problem(names: Sequence[str], counts: Sequence[int]) -> str | None:
         )
         return f"has {len(names)} classes in {rows} rows, {once} of them in one row; {remedy}, or group them into fewer"
     return None
+
+
+def common_classes(names: Sequence[str]) -> tuple[str, ...]:
+    """The classes that labels are: as written, but yes and no where more than two words mean these.
+
+    >>> common_classes(["Ja", "nein"]), common_classes(["Ja", "JA", "nein", "no"])
+    (('Ja', 'nein'), ('no', 'yes'))
+    """
+    return ("no", "yes") if len(names) > 2 and yes_no_values(names) else tuple(names)
+
+
+def class_numbers(names: Sequence[str], classes: Sequence[str]) -> dict[str, int]:
+    """The class of each label that has one: of the same name, or else of the same meaning as yes or no.
+
+    >>> class_numbers(["JA", "no"], ["no", "yes"]), class_numbers(["ill"], ["well", "ill"])
+    ({'JA': 1, 'no': 0}, {'ill': 1})
+    """
+    meanings = yes_no_values(classes) if len(classes) == 2 else None
+    number = {meaning: classes.index(name) for name, meaning in (meanings or {}).items()}
+    found = {name: classes.index(name) for name in names if name in classes}
+    for name in names:
+        meaning = (yes_no_values([name]) or {}).get(name)
+        if name not in found and meaning in number:
+            found[name] = number[meaning]
+    return found

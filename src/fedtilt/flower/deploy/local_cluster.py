@@ -2,8 +2,9 @@
 
 HOME/cluster.json         ports, processes and the cluster id in their environment
 HOME/certificates/        the certificates of the authority and the SuperLink, a key per site
-HOME/link/, HOME/site-N/  of the SuperLink and of each site: Flower home, log.txt, the secret of its SuperExec, and
-                          runs/ of the server or state/ with the personal models of a site
+HOME/link/, HOME/site-N/  of the SuperLink and of each site: Flower home, log.txt, the secret of its SuperExec, the
+                          digests of the apps that it runs, and runs/ of the server or state/ with the personal
+                          models of a site
 
 Only the owner can read HOME. One command at a time starts or stops the cluster, one run at a time trains on it.
 """
@@ -25,8 +26,9 @@ from typing import Any
 from fedtilt.errors import InputError
 from fedtilt.files import private_folder, read_json, write_bytes, write_json
 from fedtilt.flower.deploy import processes, programs
+from fedtilt.flower.deploy.allowed_apps import ACCEPT_ALL, ALLOWED_VARIABLE, FILE_NAME, allow, app_digest
 from fedtilt.flower.deploy.credentials import KEYS_VARIABLE, make_authority, make_server_certificate, make_site_key
-from fedtilt.flower.deploy.machines import make_secret, write_flwr_config
+from fedtilt.flower.deploy.machines import make_port_certificates, make_secret, make_token, write_flwr_config
 from fedtilt.flower.deploy.processes import Process
 from fedtilt.locks import locked
 
@@ -172,16 +174,16 @@ class LocalCluster:
     def start_superlink(self) -> None:
         """Start the SuperLink and its SuperExec, and wait until it responds."""
         folder, certificates = self.home / "link", self.home / "certificates" if self.tls else None
-        secret = make_secret(folder)
-        write_flwr_config(self.home, CONNECTION, self.port, self._authority)
-        env = processes.environment(self.id, folder / "flwr")
+        secret, token = make_secret(folder), make_token(folder)
+        write_flwr_config(self.home, CONNECTION, self.port, self._authority, token)
+        env = self._environment(folder) | {programs.TOKEN_VARIABLE: str(token)}
         if self.tls:
             env[KEYS_VARIABLE] = str(self.home / "certificates")
         command = programs.superlink(self.port, folder / "link.db", secret, certificates)
         self.link = [processes.start(command, env, self.server_log_file, folder)]
         self._save()
         _wait_until(self._is_healthy, 60, lambda: f"the SuperLink does not respond; see {self.server_log_file}")
-        command = programs.superexec(self.port, secret, self._authority)
+        command = programs.superexec("server-executor", self.port, secret, self._authority)
         self.link.append(processes.start(command, env, self.server_log_file, folder))
         self._save()
 
@@ -189,17 +191,25 @@ class LocalCluster:
         """Start the SuperNode of a site and its SuperExec."""
         folder, port = self.home / f"site-{site}", free_port()
         secret = make_secret(folder)
-        config = {"partition-id": site, "state-dir": str(folder / "state"), **(node_config or {})}
-        credentials = None if self._authority is None else (self._authority, self.key_file(site))
+        config = {"partition-id": site, "state-dir": str(folder / "state"), ACCEPT_ALL: True, **(node_config or {})}
+        own, credentials = None, None
+        if self._authority is not None:
+            own = make_port_certificates(folder / "port")
+            credentials = (self._authority, self.key_file(site), own)
         address = f"{programs.HOST}:{self.site_port or self.port}"
-        env = processes.environment(self.id, folder / "flwr")
+        env = self._environment(folder)
         node = self.nodes[site] = []
         for command in (
             programs.supernode(address, port, config, secret, credentials),
-            programs.superexec(port, secret, None),  # a SuperNode and its SuperExec are on one machine
+            programs.superexec("site-executor", port, secret, None if own is None else own / "ca.crt"),
         ):
             node.append(processes.start(command, env, self.log_file(site), folder))
             self._save()
+
+    def _environment(self, folder: Path) -> dict[str, str]:
+        """The environment of the processes of the SuperLink or of a site, which have this folder."""
+        allowed = {ALLOWED_VARIABLE: str(folder / FILE_NAME)}
+        return processes.environment(self.id, folder / "flwr") | allowed
 
     def register_key(self, key: Path) -> None:
         """Register a SuperNode's key; the SuperLink remembers it from one `up` to the next."""
@@ -263,7 +273,10 @@ class LocalCluster:
         return locked(self.home / "submissions", busy=busy)
 
     def submit(self, app: Path, config: Mapping[str, object]) -> int:
-        """Submit a run of a Flower app; returns the run's number."""
+        """Allow a Flower app on the server and on all sites, and submit a run of it; returns the run's number."""
+        digest = app_digest(app)
+        for folder in [self.home / "link", *(self.home / f"site-{site}" for site in range(self.sites))]:
+            allow(folder, digest)
         file = self.home / "submissions" / f"{secrets.token_hex(8)}.toml"  # its own: another run must not change it
         write_bytes(file, "".join(f"{key} = {programs.toml_value(value)}\n" for key, value in config.items()).encode())
         try:

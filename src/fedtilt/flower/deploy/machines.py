@@ -1,9 +1,12 @@
 """The files of a real server and of a real site: certificates, keys, secrets, systemd units, the proxy's configuration.
 
-HOME of the server  certificates/, keys/site-N.pub, link/ with the database and the secret, runs/, flwr/, units/
-HOME of a site      ca.crt, site.key, site.key.pub, executor.secret, state/ with the personal models, flwr/, units/
+HOME of the server  certificates/, keys/site-N.pub, link/ with the database and the secrets, runs/, flwr/, units/
+HOME of a site      ca.crt, site.key, site.key.pub, executor.secret, port/ with the certificates of the SuperNode's own
+                    port, allowed_apps, state/ with the personal models, flwr/, units/
 """
 
+import base64
+import json
 import os
 import secrets
 import shutil
@@ -13,6 +16,7 @@ from pathlib import Path
 from fedtilt.errors import InputError
 from fedtilt.files import private_folder, read_bytes, write_bytes
 from fedtilt.flower.deploy import programs, services
+from fedtilt.flower.deploy.allowed_apps import ALLOWED_VARIABLE, FILE_NAME
 from fedtilt.flower.deploy.credentials import (
     KEYS_VARIABLE,
     make_authority,
@@ -35,6 +39,23 @@ def make_secret(folder: Path) -> Path:
     return path
 
 
+def make_token(folder: Path) -> Path:
+    """The file of the token that the SuperLink asks everyone for who submits a run, made if it is missing."""
+    path = folder / "control.token"
+    if not path.exists():
+        write_secret(path, secrets.token_hex(32).encode())
+    return path
+
+
+def make_port_certificates(folder: Path) -> Path:
+    """The certificates of a SuperNode's port on loopback: nobody who takes the port gets a task of its SuperExec."""
+    if not (folder / "server.crt").exists():
+        make_authority(folder)
+        make_server_certificate(folder, [programs.HOST], days=3650)
+        (folder / "ca.key").unlink()
+    return folder
+
+
 def write_server(home: Path, hosts: Sequence[str], *, port: int, superlink_port: int, days: int) -> list[Path]:
     """Write or renew the files of the server; returns the units and the proxy's configuration.
 
@@ -50,19 +71,20 @@ def write_server(home: Path, hosts: Sequence[str], *, port: int, superlink_port:
     if not (certificates / "ca.crt").exists():
         make_authority(certificates)
     make_server_certificate(certificates, [*hosts, "localhost", programs.HOST], days=days)
-    write_flwr_config(home, CONNECTION, superlink_port, certificates / "ca.crt")
+    token = make_token(link)
+    write_flwr_config(home, CONNECTION, superlink_port, certificates / "ca.crt", token)
     secret, env = make_secret(link), programs.environment(link / "flwr")
     server = {KEYS_VARIABLE: str(private_folder(home / "keys")), "FEDTILT_RUNS": str(private_folder(home / "runs"))}
     units = {
         "fedtilt-link.service": services.unit(
             "fedtilt server: Flower SuperLink, on loopback",
             programs.superlink(superlink_port, link / "link.db", secret, certificates),
-            folder=link, env=env, memory="25%",
+            home=home, folder=link, env=env | {programs.TOKEN_VARIABLE: str(token)}, memory="25%",
         ),
         "fedtilt-executor.service": services.unit(
             "fedtilt server: Flower SuperExec, which runs the aggregation",
-            programs.superexec(superlink_port, secret, certificates / "ca.crt"),
-            folder=link, env=env | server, memory="50%", after="fedtilt-link.service",
+            programs.superexec("server-executor", superlink_port, secret, certificates / "ca.crt"),
+            home=home, folder=link, env=env | server, memory="50%", after="fedtilt-link.service", is_executor=True,
         ),
         "fedtilt-proxy.conf": services.nginx_configuration(hosts[0], port, superlink_port, certificates),
     }  # fmt: skip
@@ -86,18 +108,19 @@ def write_site(home: Path, site: int, server: str, authority: Path, *, node_conf
         shutil.copyfile(authority, home / "ca.crt")
     if not (home / "site.key").exists():
         make_site_key(home / "site.key")
-    secret, env = make_secret(home), programs.environment(home / "flwr")
+    secret, own = make_secret(home), make_port_certificates(home / "port")
+    env = programs.environment(home / "flwr") | {ALLOWED_VARIABLE: str(home / FILE_NAME)}
     config = {"partition-id": site, "state-dir": str(private_folder(home / "state")), **node_config}
     units = {
         "fedtilt-site.service": services.unit(
             "fedtilt site: Flower SuperNode",
-            programs.supernode(server, _SUPERNODE_PORT, config, secret, (home / "ca.crt", home / "site.key")),
-            folder=home, env=env, memory="25%",
+            programs.supernode(server, _SUPERNODE_PORT, config, secret, (home / "ca.crt", home / "site.key", own)),
+            home=home, folder=home, env=env, memory="25%",
         ),
         "fedtilt-site-executor.service": services.unit(
             "fedtilt site: Flower SuperExec, which runs the training",
-            programs.superexec(_SUPERNODE_PORT, secret, None),
-            folder=home, env=env, memory="50%", after="fedtilt-site.service",
+            programs.superexec("site-executor", _SUPERNODE_PORT, secret, own / "ca.crt"),
+            home=home, folder=home, env=env, memory="50%", after="fedtilt-site.service", is_executor=True,
         ),
     }  # fmt: skip
     return _write_units(home, units)
@@ -124,12 +147,17 @@ def register_site(home: Path, site: int, key: Path) -> Path:
     return path
 
 
-def write_flwr_config(home: Path, connection: str, port: int, authority: Path | None) -> None:
-    """Write Flower's configuration HOME/flwr/config.toml with the address of the SuperLink on this machine."""
+def write_flwr_config(home: Path, connection: str, port: int, authority: Path | None, token: Path) -> None:
+    """Write Flower's configuration in HOME/flwr: the SuperLink's address on this machine, the owner's token."""
     security = "insecure = true" if authority is None else f"root-certificates = {format_toml(str(authority))}"
-    text = f'[superlink]\ndefault = "{connection}"\n\n'
-    text += f'[superlink.{connection}]\naddress = "{programs.HOST}:{port}"\n{security}\n'
-    write_bytes(home / "flwr" / "config.toml", text.encode())
+    address, flwr_home = f"{programs.HOST}:{port}", private_folder(home / "flwr")
+    text = f'[superlink]\ndefault = "{connection}"\n\n[superlink.{connection}]\naddress = "{address}"\n{security}\n'
+    write_bytes(flwr_home / "config.toml", text.encode())
+    key, value = f"flower.account-auth.{address}.", read_bytes(token).strip()
+    # where `flwr` finds what its login leaves; there is no token to renew, and it wants one
+    found = {"authn-type": b"oidc", "oidc-access-token": value, "oidc-refresh-token": b"none"}
+    credentials = {key + name: base64.b64encode(entry).decode() for name, entry in found.items()}
+    write_secret(flwr_home / "credentials.yaml", json.dumps(credentials).encode())  # JSON is YAML
 
 
 def _write_units(home: Path, units: Mapping[str, str]) -> list[Path]:

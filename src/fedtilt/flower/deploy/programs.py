@@ -1,7 +1,8 @@
 """Flower's programs: their command lines, the same in a local cluster and in the systemd units, and running `flwr`.
 
-SuperLink and SuperNode do not run a project's code: a separate SuperExec does. It proves with a secret that it may take
-tasks; without the secret, everyone who can reach the port may take the server's task or a site's.
+All but `flwr` start through `fedtilt.flower.deploy.guarded`, which adds checks. SuperLink and SuperNode do not run a
+project's code: a separate SuperExec does. It proves with a secret that it may take tasks; without the secret, everyone
+who can reach the port may take the server's task or a site's.
 """
 
 import json
@@ -16,6 +17,12 @@ from fedtilt.errors import InputError
 from fedtilt.toml_text import format_toml
 
 HOST = "127.0.0.1"  # every program listens on loopback alone; sites reach the server through a proxy
+TOKEN_VARIABLE = "FEDTILT_CONTROL_TOKEN"  # the file of the token that the SuperLink asks for
+
+
+def guarded(program: str) -> list[str]:
+    """The command of a program of `fedtilt.flower.deploy.guarded`; -P: no module comes from the current folder."""
+    return [sys.executable, "-P", "-m", "fedtilt.flower.deploy.guarded", program]
 
 
 def environment(flwr_home: Path) -> dict[str, str]:
@@ -38,29 +45,34 @@ def superlink(port: int, database: Path, secret: Path, certificates: Path | None
         security += ["--ssl-certfile", str(certificates / "server.crt")]
         security += ["--ssl-keyfile", str(certificates / "server.key"), "--enable-supernode-auth"]
     address = ["--host", HOST, "--port", str(port)]
-    return ["flower-superlink", *security, *address, "--database", str(database), *_executor(secret)]
+    return [*guarded("superlink"), *security, *address, "--database", str(database), *_executor(secret)]
 
 
 def supernode(
-    superlink: str, port: int, node_config: Mapping[str, object], secret: Path, credentials: tuple[Path, Path] | None
-) -> list[str]:
-    """A site's SuperNode; `credentials` are the files of the authority and of the site's key, None: no TLS."""
+    superlink: str, port: int, node_config: Mapping[str, object], secret: Path,
+    credentials: tuple[Path, Path, Path] | None,
+) -> list[str]:  # fmt: skip
+    """A site's SuperNode.
+
+    `credentials` are the files of the authority and of the site's key, and the folder of the certificates of the port
+    at which its SuperExec reaches it; None: no TLS.
+    """
     security = ["--insecure"]
     if credentials is not None:
-        authority, key = credentials
+        authority, key, own = credentials
         security = ["--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
+        security += ["--ssl-ca-certfile", str(own / "ca.crt"), "--ssl-certfile", str(own / "server.crt")]
+        security += ["--ssl-keyfile", str(own / "server.key")]
     config = " ".join(f"{key}={toml_value(value)}" for key, value in node_config.items())
     address = ["--superlink", superlink, "--host", HOST, "--port", str(port)]
-    return ["flower-supernode", *security, *address, *_executor(secret), "--node-config", config]
+    return [*guarded("supernode"), *security, *address, *_executor(secret), "--node-config", config]
 
 
-def superexec(port: int, secret: Path, authority: Path | None) -> list[str]:
-    """The SuperExec of a SuperLink or a SuperNode on this machine; `authority` is None without TLS."""
+def superexec(program: str, port: int, secret: Path, authority: Path | None) -> list[str]:
+    """The `server-executor` of a SuperLink or `site-executor` of a SuperNode; `authority` is None without TLS."""
     security = ["--insecure"] if authority is None else ["--root-certificates", str(authority)]
-    return [
-        "flower-superexec", *security, "--runtime-api-address", f"{HOST}:{port}",
-        "--superexec-auth-secret-file", str(secret),
-    ]  # fmt: skip
+    address = ["--runtime-api-address", f"{HOST}:{port}"]
+    return [*guarded(program), *security, *address, "--superexec-auth-secret-file", str(secret)]
 
 
 def _executor(secret: Path) -> list[str]:

@@ -1,13 +1,13 @@
 """The systemd units of a server or a site, and the nginx configuration of the port that sites see.
 
 Flower serves three APIs on one port: control (submit and list runs, register keys), runtime (take the server's task)
-and fleet (a site's messages). Only the third asks for a key. So the SuperLink listens on loopback, and the proxy
-passes the fleet's paths of a registered SuperNode, and nothing else.
+and fleet (a site's messages). The first asks for the owner's token, the second for the executor's secret, the third for
+a site's key. The SuperLink listens on loopback, and the proxy passes the fleet's paths of a registered SuperNode, and
+nothing else.
 """
 
 import getpass
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -31,33 +31,66 @@ KillMode=control-group
 UMask=0077
 MemoryMax={memory}
 NoNewPrivileges=yes
+CapabilityBoundingSet=
+ProtectSystem=strict
+ReadWritePaths={home}
+ProtectHome=read-only
+ProtectProc=invisible
+ProtectControlGroups=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
 PrivateTmp=yes
-ProtectSystem=full
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+{more}
 
 [Install]
 WantedBy=multi-user.target
 """
 
+# The code of a project runs here: it reaches this machine alone, and its GPU.
+_EXECUTOR = """\
+# If the project reads its data over the network, add the address: IPAddressAllow=10.0.0.7
+IPAddressDeny=any
+IPAddressAllow=localhost"""
+_NO_PROJECT = """\
+PrivateDevices=yes
+ProtectClock=yes"""
+
 
 def unit(
-    description: str, command: Sequence[str], *, folder: Path, env: Mapping[str, str], memory: str,
-    after: str = "network-online.target",
+    description: str, command: Sequence[str], *, home: Path, folder: Path, env: Mapping[str, str], memory: str,
+    after: str = "network-online.target", is_executor: bool = False,
 ) -> str:  # fmt: skip
     """A unit of this user, restarted when it ends, whose files only its user can read.
 
-    It runs a program of this Python in a folder, after another unit; `memory` is the limit of all its processes
-    together, such as "4G" or "50%".
+    Args:
+        description: in a few words
+        command: the program with its arguments
+        home: the only folder that it can write
+        folder: where it runs
+        env: its environment
+        memory: the limit of all its processes together, such as "4G" or "50%"
+        after: the unit that starts before it
+        is_executor: whether it runs the code of a project, which then reaches no other machine
     """
-    program, *arguments = command
-    command = [str(Path(sys.executable).parent / program), *arguments]
+    env = {**env, "XDG_CACHE_HOME": str(home / "cache")}
     return _UNIT.format(
         description=description,
         after=after,
         user=getpass.getuser(),
+        home=_quote(str(home)),
         folder=folder,
         environment="\n".join(f"Environment={_quote(f'{key}={value}')}" for key, value in env.items()),
         command=" ".join(_quote(argument).replace("$", "$$") for argument in command),
         memory=memory,
+        more=_EXECUTOR if is_executor else _NO_PROJECT,
     )
 
 

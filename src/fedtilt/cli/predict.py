@@ -1,0 +1,97 @@
+"""`fedtilt predict`: what a trained model predicts on new rows."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from fedtilt.cli.console import Console, echo, escape, plural, print_warnings, text_table
+from fedtilt.errors import InputError
+from fedtilt.files import write_bytes
+from fedtilt.runs.predictor import PredictedRows, load
+
+_SHOWN = 20  # rows on the terminal
+_NAMED = 10  # rows in warnings
+
+
+def predict(
+    path: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A safetensors or ONNX file, a run folder, or a site's folder.")
+    ],
+    data: Annotated[
+        Path, typer.Argument(metavar="FILE", help="New rows: a table, an image, a folder of images, or a .npy file.")
+    ],
+    to: Annotated[Path | None, typer.Option(help="The CSV file to write (default: a table on the terminal).")] = None,
+    method: Annotated[str | None, typer.Option(help="Of a run folder: the method.")] = None,
+    client: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a run folder: the client whose model predicts.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of a run folder: the seed (default: the first).")] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Copy this column of the table; repeatable.")
+    ] = None,
+    threshold: Annotated[
+        str | None,
+        typer.Option(metavar="CLASS=VALUE", help="Predict this class from this probability on, such as ill=0.3."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Your own model, if the file cannot name it.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Predict on new rows: class names and probabilities, or numbers in the unit of the target.
+
+    Rows are prepared as in training: gaps become the median, and new categories count as other. A row that cannot be
+    used is named, and its prediction is left blank.
+    """
+    if to is not None and to.exists() and not force:
+        raise InputError(f"{to} already exists; use --force to replace it")
+    predictor = load(path, method=method, client=client, seed=seed, model=model)
+    if threshold is not None:
+        predictor = predictor.with_threshold(threshold)
+    found = predictor.rows(data, keep or ())
+    if to is not None:
+        write_bytes(to, found.to_csv().encode())
+    else:
+        _print_table(found)
+    console = Console(stderr=True)
+    print_warnings(console, [f"{found.rows[i]}: {reason}" for i, reason in list(found.problems.items())[:_NAMED]])
+    if len(found.problems) > _NAMED:
+        print_warnings(console, [f"{plural(len(found.problems) - _NAMED, 'more row')} cannot be used"])
+    echo(f"{_summary(found)}{'' if to is None else f'; wrote {to}'}")
+
+
+def _print_table(found: PredictedRows) -> None:
+    """Print the first rows, probabilities in percent; problems are printed as warnings."""
+    texts = ["row", *found.columns, *(["prediction"] if found.class_names else [])]
+    table = text_table(map(escape, texts), map(escape, found.class_names or ["prediction"]))
+    for row in found.table(_SHOWN):
+        numbers = row[len(texts) : len(texts) + max(1, len(found.class_names))]
+        cells = [_number(cell, is_share=bool(found.class_names)) for cell in numbers]
+        table.add_row(*("" if cell is None else escape(str(cell)) for cell in row[: len(texts)]), *cells)
+    Console().print(table)
+    if len(found.rows) > _SHOWN:
+        echo(f"the first {_SHOWN} of {len(found.rows):,} rows; --to predictions.csv writes all")
+
+
+def _number(cell: object, *, is_share: bool) -> str:
+    if not isinstance(cell, float):
+        return ""
+    return f"{100 * cell:.1f} %" if is_share else f"{cell:.4g}"
+
+
+def _summary(found: PredictedRows) -> str:
+    """How many rows, and what was predicted."""
+    used = len(found.rows) - len(found.problems)
+    left_out = f"; {plural(len(found.problems), 'row')} without a prediction" if found.problems else ""
+    if not used:
+        return f"{plural(len(found.rows), 'row')}: none can be used"
+    if found.class_names:
+        counts = Counter(name for name in found.predictions if name is not None)
+        what = ", ".join(f"{name} {counts[name]:,}" for name in found.class_names)
+    else:
+        what = f"mean {np.nanmean(found.predictions):.4g}, from {np.nanmin(found.predictions):.4g} to "
+        what += f"{np.nanmax(found.predictions):.4g}"
+    return f"{plural(used, 'row')} predicted: {what}{left_out}"

@@ -1,0 +1,303 @@
+"""The cells of a column: its values, errors about them, and a column of text as what it looks like."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+
+from fedtilt.data.naming import sort_names
+from fedtilt.data.tables.client_table import MISSING_WORDS, ClientTable
+from fedtilt.data.tables.date_text import DateTexts, join_formats, read_dates
+from fedtilt.data.tables.number_text import DECIMALS, NumberText, common_decimal, parse_number
+from fedtilt.data.tables.reader import TableReader
+from fedtilt.data.tables.schema import Column
+from fedtilt.errors import InputError
+
+_YES, _NO = ("yes", "y", "ja", "j", "oui", "true", "t", "wahr"), ("no", "n", "nein", "non", "false", "f", "falsch")
+_YES_NO = dict.fromkeys(_YES, 1.0) | dict.fromkeys(_NO, 0.0)
+_ONE_LANGUAGE = ({"yes", "no", "y", "n"}, {"ja", "nein", "j", "n"}, {"true", "false", "t", "f"})
+_TRUE_FALSE = {"true": NumberText(1.0, 1.0), "false": NumberText(0.0, 0.0)}
+_NONE = NumberText(math.nan, math.nan)
+_MOSTLY = 0.8  # a text column with this share of numbers, or dates, is one with wrong cells
+MAX_CATEGORIES = 20  # a column with up to this number of different texts is always a category
+_LONG_TEXT = 60  # characters
+
+
+@dataclass(frozen=True)
+class ColumnValues:
+    """One column: `values` of numbers, yes/no and dates (in days since 1970), else `codes` into `names`."""
+
+    kind: str | None  # None: no cell has a value
+    values: np.ndarray | None = None  # float64; NaN where missing
+    codes: np.ndarray | None = None  # −1 where missing
+    names: tuple[str, ...] = ()
+    format: str | None = None  # of dates written as text, if it is not ISO
+    decimal: str | None = None  # the decimal separator of its cells, "both" if files differ; None: no cell has one
+    unit: str | None = None  # that cells have behind the number
+    notes: tuple[str, ...] = ()  # how its text was read, for people
+    is_ambiguous: bool = False  # whether a file's dates can all be month/day and day/month
+
+
+class BadCells(InputError):
+    """Cells of one column that cannot be used; the message is about the first."""
+
+    def __init__(
+        self, reader: TableReader, column: str, cells: Mapping[int, str], rule: str, remedy: str | None = None
+    ) -> None:
+        """Args:
+        reader: the table
+        column: the name of the column
+        cells: the texts by row
+        rule: what the cells of the column are
+        remedy: what to do; default: correct the cell, or drop the column
+        """
+        position, cell = next(iter(cells.items()))
+        remedy = remedy or (
+            f"correct the cell or empty it, or leave the column out: drop = [{column!r}] (data.drop in a spec)"
+        )
+        where = f"table {reader.name} has {cell!r} in {reader.rows[position]}, column {column!r}"
+        super().__init__(f"{where}, but {rule}: {remedy}")
+        self.column = column
+        self.reasons = {row: f"{text!r} in column {column!r}, but {rule}" for row, text in cells.items()}
+
+
+def all_missing(kind: str | None, length: int) -> ColumnValues:
+    """A column without a value."""
+    if kind == "category":
+        return ColumnValues(kind, codes=np.full(length, -1, np.int64))
+    return ColumnValues(kind, values=np.full(length, np.nan))
+
+
+def distinct_texts(column: pa.ChunkedArray, ignore_case: bool = False) -> tuple[np.ndarray, list[str]]:
+    """For every row which of the different texts it has, −1 if none, and these texts; some may have no row."""
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    encoded = encoded.unify_dictionaries().combine_chunks()
+    encoded = encoded if isinstance(encoded, pa.DictionaryArray) else encoded.chunk(0)
+    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes, [spelling(text, ignore_case) for text in encoded.dictionary.to_pylist()]
+
+
+def spelling(text: str, ignore_case: bool) -> str:
+    """A text without blanks around it; with `ignore_case`, in small letters and with single blanks.
+
+    >>> spelling(" North  Wing ", True)
+    'north wing'
+    """
+    return " ".join(text.split()).casefold() if ignore_case else text.strip()
+
+
+def text_kind(texts: Sequence[str], rows: int) -> str:
+    """Category, free text to ignore, or an identifier, from the different texts and the number of rows with a text."""
+    if len(texts) <= MAX_CATEGORIES:
+        return "category"
+    if sum(map(len, texts)) / len(texts) > _LONG_TEXT:
+        return "ignore"
+    if 2 * len(texts) > rows:
+        spaces = sum(text.count(" ") for text in texts) / len(texts)
+        return "ignore" if spaces >= 3 else "identifier"
+    return "category"
+
+
+def yes_no_values(texts: Iterable[str]) -> dict[str, float] | None:
+    """1 for each text that is a yes, 0 for a no; None if they are not the words of a yes/no column.
+
+    Words of several languages can be mixed; a letter counts beside another word of its language, and n and y alone.
+
+    >>> yes_no_values(["Ja", "NO", "n"]), yes_no_values(["t", "n"]), yes_no_values(["f"])
+    ({'Ja': 1.0, 'NO': 0.0, 'n': 0.0}, None, None)
+    """
+    words = {text: text.casefold() for text in texts}
+    distinct = set(words.values())
+    letters = {word for word in distinct if len(word) == 1} if len(distinct) > 1 else distinct - {"y", "n"}
+    alone = [x for x in letters if not any(x in family and len(family & distinct) > 1 for family in _ONE_LANGUAGE)]
+    is_known = distinct <= _YES_NO.keys() and not any(len(word) == 1 for word in alone)
+    return {text: _YES_NO[word] for text, word in words.items()} if is_known else None
+
+
+class _FileCells:
+    """The text cells of one file: the different texts, and which of them each row has."""
+
+    def __init__(self, table: ClientTable, column: pa.ChunkedArray, is_typed: bool, words: Collection[str]) -> None:
+        self.table, self.is_typed = table, is_typed
+        self.codes, self.texts = distinct_texts(column)
+        counts = np.bincount(self.codes + 1, minlength=len(self.texts) + 1)[1:]
+        empty = np.array([text.casefold() in words for text in self.texts], bool)
+        self.missing = empty | (counts == 0)
+        self.counts = np.where(self.missing, 0, counts)
+        self.present = [text for text, gap in zip(self.texts, self.missing, strict=True) if not gap]
+
+    def by_row(self, of_present: Iterable[float], default: float = math.nan) -> np.ndarray:
+        """A value for each row, from those of the texts that are present."""
+        values = np.full(len(self.texts) + 1, default)
+        values[:-1][~self.missing] = np.fromiter(of_present, np.float64, len(self.present))
+        return values[self.codes]
+
+
+class TextColumn:
+    """A column of text, file by file: each file may have its own way of writing numbers and dates."""
+
+    def __init__(
+        self, reader: TableReader, name: str, arrays: Sequence[pa.ChunkedArray], typed: Sequence[bool]
+    ) -> None:
+        self.reader, self.name = reader, name
+        words = {*MISSING_WORDS, *(word.casefold() for word in reader.missing_in(name))}
+        parts = zip(reader.tables, arrays, typed, strict=True)
+        self.files = [_FileCells(table, array, is_typed, words) for table, array, is_typed in parts]
+        self.rows = int(sum(file.counts.sum() for file in self.files))  # with a value
+        self.present = sorted({text for file in self.files for text in file.present})
+
+    def read(self, known: Column | None) -> ColumnValues:
+        """The column as the kind that is known, or as what it looks like."""
+        kind = None if known is None else known.kind
+        if not self.rows:
+            return all_missing(kind, len(self.reader))
+        if kind == "number" and (found := self._as_yes_no(required=False)):  # yes/no here, numbers at another site
+            return ColumnValues(kind, values=found.values)
+        if kind in (None, "yes/no") and (found := self._as_yes_no(required=kind is not None)):
+            return found
+        if kind in (None, "number") and (found := self._as_numbers(known)):
+            return found
+        if kind in (None, "date") and (found := self._as_dates(known)):
+            return found
+        ignore_case = self.reader.files.ignore_case
+        spelled = {text: spelling(text, ignore_case) for text in self.present}
+        names = sort_names(set(spelled.values()))
+        number = {name: k for k, name in enumerate(names)}
+        codes = [file.by_row((number[spelled[text]] for text in file.present), -1) for file in self.files]
+        return ColumnValues(
+            kind or text_kind(names, self.rows), codes=np.concatenate(codes).astype(np.int64), names=names
+        )
+
+    def _as_yes_no(self, *, required: bool) -> ColumnValues | None:
+        values = yes_no_values(self.present)
+        if values is None and not required:
+            return None
+        if values is None:
+            numbers = {text: parse_number(text).point for text in self.present}
+            values = {text: number for text, number in numbers.items() if number in (0, 1)}
+        if len(values) < len(self.present):
+            words = "yes and no, ja and nein, true and false, y and n, or t and f"
+            raise self._bad(lambda text: text not in values, f"yes/no columns have two words: {words}")
+        notes = (f"from {', '.join(self.present)}",) if len(self.present) > 2 else ()
+        return ColumnValues("yes/no", values=self._join(values.__getitem__), notes=notes)
+
+    def _as_numbers(self, known: Column | None) -> ColumnValues | None:
+        parsed = {text: _TRUE_FALSE.get(text.casefold()) or parse_number(text) for text in self.present}
+        failed = {text for text, each in parsed.items() if not each.is_number}
+        if not self._is_mostly(failed) and known is None:
+            return None
+        found = Counter(parsed[text].unit.casefold() for file in self.files for text in file.present)
+        units = {each.unit.casefold(): each.unit for each in parsed.values() if each.unit}
+        if known is not None and known.unit is not None:
+            units[known.unit.casefold()] = known.unit
+            found[known.unit.casefold()] = 1 + found.total()  # it goes first
+        if len(units) > 1:
+            if known is None and (len(self.present) <= MAX_CATEGORIES or min(map(len, units)) < 2):
+                return None  # such as 1a, 2b
+            usual = max(units, key=lambda unit: found[unit])
+            raise self._bad(
+                lambda text: parsed[text].unit.casefold() not in ("", usual),
+                f"the column has numbers in {units[usual]} too", "convert them to one unit, or drop the column",
+            )  # fmt: skip
+        if failed:
+            raise self._bad(failed.__contains__, "the column has numbers")
+        decimals = [self._decimal(file, parsed, known) for file in self.files]
+        values = [
+            file.by_row(_choose(parsed[text], decimal) for text in file.present)
+            for file, decimal in zip(self.files, decimals, strict=True)
+        ]
+        unit = next(iter(units.values()), None)
+        return ColumnValues(
+            "number", values=np.concatenate(values), unit=unit, decimal=common_decimal(decimals),
+            notes=tuple(self._number_notes(decimals, unit)),
+        )  # fmt: skip
+
+    def _decimal(self, file: _FileCells, parsed: Mapping[str, NumberText], known: Column | None) -> str | None:
+        """The decimal separator of one file's cells: what they prove, what the user says, what other columns prove."""
+        found = [parsed[text] for text in file.present]
+        proven = {each.decimal for each in found} - {""}
+        if len(proven) == 1:
+            return proven.pop()
+        unclear = [text for text, each in zip(file.present, found, strict=True) if each.is_ambiguous]
+        if not unclear:
+            return "both" if proven else None
+        stored = known.decimal if known is not None and known.decimal in DECIMALS else None
+        decimal = "." if file.is_typed else self.reader.files.decimal or file.table.decimal or stored
+        if decimal is None:
+            point, comma, _ = parsed[unclear[0]]
+            mark = "." if "." in unclear[0] else ","
+            raise self._bad(
+                set(unclear).__contains__, f"it can be {point:g} or {comma:g}",
+                f"set decimal = {mark!r} or thousands = {mark!r} (data.decimal and data.thousands in a spec)", file,
+            )  # fmt: skip
+        return decimal
+
+    def _number_notes(self, decimals: Sequence[str | None], unit: str | None) -> Iterable[str]:
+        """What is unusual in the files' ways of writing numbers."""
+        words: dict[str, list[str]] = {}
+        for file, decimal in zip(self.files, decimals, strict=True):
+            other = "," if decimal == "." else "."
+            if decimal == "," and any("," in text for text in file.present):
+                words.setdefault("decimal comma", []).append(file.table.short_name)
+            if decimal in DECIMALS and not file.is_typed and any(other in text for text in file.present):
+                words.setdefault(f"thousands separated by {other!r}", []).append(file.table.short_name)
+        for word, names in words.items():
+            yield word if len(names) == len(self.files) else f"{word} in {', '.join(names)}"
+        if unit is not None:
+            yield f"unit {unit}"
+
+    def _as_dates(self, known: Column | None) -> ColumnValues | None:
+        found = [read_dates(file.present, None if known is None else known.format) for file in self.files]
+        failed = {
+            text
+            for file, dates in zip(self.files, found, strict=True)
+            for text, day in zip(file.present, dates.days, strict=True)
+            if math.isnan(day)
+        }
+        if known is None and not self._is_mostly(failed):
+            return None
+        formats = [each for dates in found for each in dates.formats]
+        if failed:
+            example = datetime(2026, 1, 31).strftime((formats or ["%Y-%m-%d"])[0])
+            raise self._bad(failed.__contains__, f"the column has dates such as {example}")
+        return ColumnValues(
+            "date", values=np.concatenate([f.by_row(dates.days) for f, dates in zip(self.files, found, strict=True)]),
+            format=join_formats(formats), notes=_date_notes(found), is_ambiguous=any(d.is_ambiguous for d in found),
+        )  # fmt: skip
+
+    def _is_mostly(self, failed: Iterable[str]) -> bool:
+        """Whether nearly all rows are left without the texts that failed."""
+        failed = set(failed)
+        bad = sum(
+            int(file.counts[~file.missing][[text in failed for text in file.present]].sum()) for file in self.files
+        )
+        return bad <= (1 - _MOSTLY) * self.rows
+
+    def _join(self, function: Callable[[str], float]) -> np.ndarray:
+        """The values of all rows, from a function of their texts."""
+        return np.concatenate([file.by_row(map(function, file.present)) for file in self.files])
+
+    def _bad(
+        self, is_bad: Callable[[str], bool], rule: str, remedy: str | None = None, of: _FileCells | None = None
+    ) -> BadCells:
+        """The error about the rows whose texts are bad."""
+        files = [f.by_row(is_bad(text) and of in (None, f) for text in f.present) for f in self.files]
+        texts = [text for file in self.files for text in np.array([*file.texts, ""], object)[file.codes]]
+        rows = np.flatnonzero(np.concatenate(files) == 1)
+        return BadCells(self.reader, self.name, {int(row): texts[row] for row in rows}, rule, remedy)
+
+
+def _choose(number: NumberText, decimal: str | None) -> float:
+    """The reading of a text: the only one, else that of its file."""
+    if math.isnan(number.point):
+        return number.comma
+    return number.comma if decimal == "," and not math.isnan(number.comma) else number.point
+
+
+def _date_notes(found: Sequence[DateTexts]) -> tuple[str, ...]:
+    formats = sorted({each for dates in found for each in dates.formats})
+    return (f"written as {', '.join(formats)}",) if formats else ()

@@ -1,0 +1,195 @@
+"""The settings of a table: keywords of `ft.data.table`, and keys of `[data]` in a spec."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+from fedtilt.config.setting_fields import Name, setting
+from fedtilt.data.tables.number_text import DECIMALS
+from fedtilt.errors import InputError
+
+ROLES = ("target", "client", "group", "weight", "split", "split_group", "split_time")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """How a table's files are written, where they do not tell themselves; a schema carries it to new rows.
+
+    Args:
+        encoding: of text files that are not UTF-8
+        missing: cells that count as empty, beside the usual ones
+        rename: a column's name in some file → its name in the table
+        decimal: the decimal separator of numbers that can be read in two ways
+        ignore_case: whether names that differ only in case and blanks are the same
+    """
+
+    encoding: str | None = None
+    missing: tuple[str, ...] = ()
+    rename: Mapping[str, str] = field(default_factory=dict)
+    decimal: str | None = None
+    ignore_case: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.missing, str) or not isinstance(self.missing, Iterable):
+            raise InputError(f"missing = {self.missing!r} is not a list; write missing = [{self.missing!r}]")
+        if not isinstance(self.rename, Mapping):
+            raise InputError(f"rename = {self.rename!r} is not possible; give a table of old and new names")
+        object.__setattr__(self, "missing", tuple(map(str, self.missing)))
+        object.__setattr__(self, "rename", {str(old): str(new) for old, new in self.rename.items()})
+        if self.decimal is not None and self.decimal not in DECIMALS:
+            raise InputError(f"decimal = {self.decimal!r} is not possible; choose '.' or ','")
+        if not isinstance(self.ignore_case, bool):
+            raise InputError(f"ignore_case = {self.ignore_case!r} is not possible; write true or false")
+        if self.encoding is not None:
+            try:
+                "".encode(self.encoding)
+            except (LookupError, TypeError):
+                raise InputError(f"encoding = {self.encoding!r} is unknown; such as 'cp1252' or 'latin-1'") from None
+
+    def to_json(self) -> dict[str, Any]:
+        """The values that are not the default."""
+        values = {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+        return {key: value for key, value in values.items() if value not in (None, [], {}, False)}
+
+    @classmethod
+    def from_json(cls, values: object) -> Self:
+        """The inverse of `to_json`."""
+        known = {each.name for each in fields(cls)}
+        if not isinstance(values, Mapping) or not set(values) <= known:
+            raise InputError(f"files of the schema are {values!r}; they have {', '.join(sorted(known))}")
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSettings:
+    """What a user says of a table."""
+
+    target: Name | None = setting(
+        None,
+        "the column of the labels, numbers or text, or of the numbers to predict; required without a schema that "
+        "names it",
+        example="diagnosis",
+        allowed="a column of file",
+    )
+    client: Name | None = setting(
+        None,
+        "the column that names the client of each row; default: the files are the clients, if there are several",
+        example="hospital",
+        allowed="a column of file",
+    )
+    group: Name | tuple[Name, ...] | None = setting(
+        None,
+        "the column of groups, such as sex, or several: tau tilts over these groups instead of the classes, and "
+        "metrics are given for them",
+        example="sex",
+        allowed="a column of file, or a list of columns",
+        check=lambda columns: columns != (),
+    )
+    group_is_input: bool = setting(
+        True, "whether the columns of groups are inputs of the model too", only_with={"group": ()}
+    )
+    weight: Name | None = setting(
+        None,
+        "the column of the weight of each row in the training loss: 2 counts as two rows",
+        example="visits",
+        allowed="a column of file",
+    )
+    drop: tuple[Name, ...] = setting((), "columns to leave out", allowed='a list of columns of file, such as ["id"]')
+    drop_unlabelled: bool = setting(False, "whether rows without a label are left out; otherwise they are an error")
+    split: Name | None = setting(
+        None,
+        "a column with train and test in it; default: test data is drawn",
+        example="fold",
+        allowed="a column of file",
+    )
+    split_group: Name | None = setting(
+        None,
+        "a column, such as the patient, whose rows with the same value are all training or all test data",
+        example="patient",
+        allowed="a column of file",
+    )
+    split_time: Name | None = setting(
+        None,
+        "a column of times; the newest rows of each client are test data",
+        example="admitted",
+        allowed="a column of file",
+    )
+    rename: dict[str, Name] = setting(
+        {},
+        "other names of columns, where files have the old ones: the names in files that differ become one; it may be a "
+        "table [data.rename] of its own",
+        example={"Alter": "age"},
+        allowed="a table of old and new names, such as {Alter = 'age'}",
+    )
+    missing: tuple[Name, ...] = setting(
+        (),
+        "cells that count as empty in inputs and target, beside the usual ones such as NA",
+        allowed='a list of cells, such as ["unknown", "-999"]',
+    )
+    decimal: str | None = setting(
+        None,
+        "the decimal separator where a file's numbers do not tell, such as 15.300",
+        choices=DECIMALS,
+        example=",",
+        allowed="a point or a comma",
+    )
+    thousands: str | None = setting(
+        None,
+        "the separator of thousands where a file's numbers do not tell; the decimal separator is the other one",
+        choices=DECIMALS,
+        example=".",
+        allowed="a point or a comma",
+    )
+    encoding: str | None = setting(
+        None,
+        "the encoding of text files that are not UTF-8; default: cp1252, else latin-1",
+        example="cp850",
+        allowed="a name of Python's",
+    )
+    ignore_case: bool = setting(
+        False, "whether names of categories, classes and groups that differ only in case and blanks are the same"
+    )
+
+    def __post_init__(self) -> None:
+        for key in ("drop", "missing"):
+            value = getattr(self, key)
+            if isinstance(value, str) or not isinstance(value, Iterable):
+                raise InputError(f"{key} = {value!r} is not a list; write {key} = [{value!r}]")
+            object.__setattr__(self, key, tuple(map(str, value)))
+        for key in ROLES:
+            value = getattr(self, key)
+            if key == "group" and value is not None and not isinstance(value, str | int):
+                object.__setattr__(self, key, tuple(map(str, value)))
+            elif value is not None:
+                object.__setattr__(self, key, str(value))
+        for key in ("group_is_input", "drop_unlabelled"):
+            if not isinstance(getattr(self, key), bool):
+                raise InputError(f"{key} = {getattr(self, key)!r} is not possible; choose True or False")
+        if self.thousands is not None and self.thousands not in DECIMALS:
+            raise InputError(f"thousands = {self.thousands!r} is not possible; choose '.' or ','")
+        if self.thousands is not None and self.thousands == self.decimal:
+            raise InputError(f"decimal and thousands are both {self.decimal!r}; leave one of them out")
+        self.files  # noqa: B018  # it checks the rest
+
+    @property
+    def files(self) -> Files:
+        """How the files are written."""
+        decimal = self.decimal if self.thousands is None else DECIMALS[self.thousands == "."]
+        return Files(
+            encoding=self.encoding, missing=self.missing, rename=self.rename, decimal=decimal,
+            ignore_case=self.ignore_case,
+        )  # fmt: skip
+
+    @property
+    def group_columns(self) -> tuple[str, ...]:
+        """The columns of groups."""
+        return () if self.group is None else (self.group,) if isinstance(self.group, str) else self.group
+
+    @property
+    def roles(self) -> dict[str, Any]:
+        """The columns that the user names, by what they are."""
+        named = {role: getattr(self, role) for role in ROLES if role != "group" and getattr(self, role) is not None}
+        return named | ({"group": self.group_columns} if self.group else {})
+
+
+OF_TABLE = tuple(each.name for each in fields(TableSettings))

@@ -1,0 +1,165 @@
+"""A trained run as exports, model cards and predictions need it: from a run folder, a site's folder, or memory."""
+
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fedtilt.data.naming import client_number
+from fedtilt.errors import InputError
+from fedtilt.evaluation.metrics import Counts
+from fedtilt.evaluation.round_metrics import RoundMetrics
+from fedtilt.files import interpreting, read_json, read_tensors
+from fedtilt.parts import Tensors
+from fedtilt.storage.evaluations import read_counts
+from fedtilt.storage.fingerprint import read_fingerprint
+from fedtilt.storage.provenance import is_started, read_record, seed_folder
+from fedtilt.storage.run_folder import RunFolder
+from fedtilt.version import __version__
+
+
+class Evaluation(NamedTuple):
+    """The evaluation of one method after the round of a run."""
+
+    summary: RoundMetrics
+    counts: Counts
+    total: Tensor  # (clients, groups)
+
+
+class TrainedRun(NamedTuple):
+    """One seed of a trained run, after one round."""
+
+    source: str  # where it is, for messages
+    fingerprint: Mapping[str, Any]
+    description: Mapping[str, Any]  # names of clients and classes, and how to build the model and its input
+    constants: Tensors  # frozen parameters, initial local parameters and buffers
+    server: Mapping[str, Tensors]  # method → server state
+    client_state: Callable[[str, int], Tensors]  # of a method and a client's number
+    round: int
+    evaluation: Callable[[str], Evaluation | None]  # of a method; None: the round was not evaluated
+    version: str = __version__  # of fedtilt, that trained it
+    own_client: int | None = None  # of a site's folder: the site
+
+    @property
+    def clients(self) -> list[str]:
+        """The names of the clients."""
+        return self.description.get("clients") or list(map(str, range(self.fingerprint["clients"])))
+
+    def method(self, name: str | None) -> str:
+        """The name of a method of the run; None: its only one."""
+        names = list(self.fingerprint["methods"])
+        if name is None and len(names) > 1:
+            raise InputError(f"{self.source} has the methods {', '.join(names)}; choose one with --method (method=…)")
+        name = names[0] if name is None else name
+        if name not in self.server:
+            raise InputError(f"{self.source} has no method {name!r}; it has {', '.join(names)}")
+        return name
+
+    def client_number(self, client: int | str | None) -> int | None:
+        """The number of a client; None: nobody's model, but the shared one."""
+        if self.own_client is not None and client in (None, self.clients[self.own_client]):
+            return self.own_client
+        if self.own_client is not None:
+            raise InputError(f"{self.source} is the folder of site {self.clients[self.own_client]}, not of {client}")
+        return None if client is None else client_number(client, self.clients)
+
+
+def read_trained_run(folder: Path, seed: int | None = None, round: int | None = None) -> TrainedRun:
+    """The run in a run folder or in a site's folder.
+
+    Args:
+        folder: the folder
+        seed: which seed of the run; None: the first
+        round: the round of a checkpoint; None: of the last
+    """
+    if (site := _site_folder(folder)) is not None:
+        for option, value in (("--seed", seed), ("--round", round)):
+            if value is not None:
+                raise InputError(f"{option} {value} has no effect on {folder}: a site has its last model; remove it")
+        return _read_site(site)
+    _, run_folder = open_seed(folder, seed)
+    state = run_folder.latest(round)
+    if state is None:
+        raise InputError(f"{folder} has no checkpoint yet; resume the run")
+    fingerprint = read_fingerprint(run_folder.folder / "fingerprint.json")
+
+    def client_state(method: str, client: int) -> Tensors:
+        if fingerprint.get("runner") == "flower":
+            name = run_folder.client_name(client)
+            raise InputError(
+                f"the model of client {name} is on its site: run fedtilt export there, with the site's state folder; "
+                "here, export the shared model, without --client"
+            )
+        return state.client_states.get((method, client))
+
+    with interpreting(run_folder.folder):
+        return TrainedRun(
+            str(folder), fingerprint, run_folder.description(), run_folder.constants(), state.server, client_state,
+            state.round, lambda method: _evaluation(run_folder, state.round, method),
+            str(read_record(folder)["environment"].get("fedtilt", __version__)),
+        )  # fmt: skip
+
+
+def _evaluation(run_folder: RunFolder, round: int, method: str) -> Evaluation | None:
+    lines = run_folder.evaluations.read_lines().rounds.get(round, {})
+    if method not in lines:
+        return None
+    counts, total = run_folder.evaluations.counts(round)
+    return Evaluation(lines[method].summary, counts[method], total)
+
+
+def _site_folder(folder: Path) -> Path | None:
+    """The folder of a site: this one, or the only one in this state folder; None: this is no site's."""
+    if not folder.is_dir() or (folder / "run.json").exists():
+        return None
+    found = [path.parent for path in sorted(folder.rglob("fingerprint.json")) if path.parent.name.startswith("site-")]
+    if len(found) > 1:
+        names = ", ".join(str(path.relative_to(folder)) for path in found[:8])
+        raise InputError(f"{folder} has the models of {len(found)} federations or sites; choose one of {names}")
+    return found[0] if found else None
+
+
+def _read_site(folder: Path) -> TrainedRun:
+    """The run as one site has it after its last evaluation."""
+    report = read_json(folder / "report.json")
+    run_folder, fingerprint = RunFolder(folder), read_fingerprint(folder / "fingerprint.json")
+    with interpreting(folder):
+        method, round = next(iter(fingerprint["methods"])), int(report["round"])
+        stored, shared = report["file"], folder / "shared.safetensors"
+        kept = {} if stored is None else read_tensors(folder / Path(stored).parent.name / Path(stored).name)
+        server = read_tensors(shared) if shared.exists() else {}
+        evaluation = None
+        if (folder / "evaluation.json").exists():
+            counts, total = read_counts(folder / "counts.safetensors")
+            summary = RoundMetrics.from_json(read_json(folder / "evaluation.json"))
+            evaluation = Evaluation(summary, counts[method], total)
+        return TrainedRun(
+            str(folder), fingerprint, run_folder.description(), run_folder.constants(), {method: server},
+            lambda *_: kept, round, lambda _: evaluation, own_client=0,
+        )  # fmt: skip
+
+
+def check_run_folder(folder: Path) -> None:
+    """Raise InputError if a folder is not a run folder."""
+    if not folder.exists():
+        raise InputError(f"{folder} does not exist; check the path")
+    if not (folder / "run.json").exists():
+        raise InputError(f"{folder} is not a run folder: it has no run.json")
+    if not is_started(folder):
+        raise InputError(f"{folder} has a run that was stopped before it began; start it again with the same folder")
+
+
+def open_seed(folder: Path, seed: int | None = None) -> tuple[int, RunFolder]:
+    """One seed of a run, and its part of the folder; None: the first."""
+    check_run_folder(folder)
+    record = read_record(folder)
+    if "tuning" in record:
+        again = shlex.quote(str(folder / "recommended.toml"))
+        raise InputError(f"{folder} is a search, which keeps no models; train what it recommends: fedtilt run {again}")
+    seeds = record["seeds"]
+    seed = int(seeds[0]) if seed is None else seed
+    if seed not in seeds:
+        raise InputError(f"{folder} has no seed {seed}; it has {', '.join(map(str, seeds))}")
+    return seed, RunFolder(seed_folder(folder, seed))

@@ -1,0 +1,233 @@
+"""What `ft.load` and `fedtilt predict` give on new data: the models of the run, with names, and bad rows named."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedtilt as ft
+from examples.patients import write_patients
+from fedtilt.errors import InputWarning
+from fedtilt.evaluation.threshold import Threshold
+from fedtilt.files import write_json, write_tensors
+
+pandas = pytest.importorskip("pandas")
+SETTINGS = {"rounds": 1, "epochs": 1, "participation": 1.0, "workers": 0}
+NEW = """patient,age,sex,ward,pressure,admitted
+a,63.5,f,A,,2026-02-01
+b,often,m,B,110,2026-02-02
+c,41,m,NEW,inf,2026-02-03
+d,1e300,f,A,120,2026-02-04
+e,70,f,C,150,someday
+f,55,f,NEW,130,2026-02-05
+"""
+BAD = {
+    1: "'often' in column 'age', but the column has numbers",
+    2: "'inf' in column 'pressure', but features are finite",
+    3: "'1e+300' in column 'age', but is too far from",
+    4: "'someday' in column 'admitted', but the column has dates",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("predictor")
+    write_patients(folder / "patients.csv", 300)
+    data = ft.data.table(folder / "patients.csv", target="diagnosis", client="hospital", group="sex")
+    federation, methods = ft.Federation.build(data), [ft.fedavg(), ft.ditto(0.1)]
+    result = ft.run(methods, federation, ft.models.logistic, out=folder / "run", **SETTINGS)
+    result.export(folder / "north.safetensors", "ditto", "north")
+    result.export(folder / "north.onnx", "ditto", "north")
+    result.export(folder / "shared.safetensors", "fedavg")
+    (folder / "new.csv").write_text(NEW)
+    (folder / "good.csv").write_text("".join(line for line in NEW.splitlines(True) if line[0] in "paf"))
+    reference = torch.nn.functional.softmax(
+        result["ditto"].personal("north")(ft.data.transform(folder / "good.csv", like=data)).double(), 1
+    )
+    torch.save(reference.detach(), folder / "reference.pt")
+    return folder
+
+
+@pytest.mark.parametrize("file", ["north.safetensors", "north.onnx", "run"])
+def test_every_kind_of_file_predicts_what_the_model_of_the_run_does(folder: Path, file: str) -> None:
+    chosen = {"method": "ditto", "client": "north"} if file == "run" else {}
+    model = ft.load(folder / file, **chosen)
+    assert model.class_names == ("ill", "well")
+    found = model.predict_proba(folder / "good.csv")
+    np.testing.assert_allclose(found, torch.load(folder / "reference.pt").numpy(), rtol=1e-5)
+    assert found.dtype == np.float64
+    expected = np.array(["ill", "well"], object)[found.argmax(1)]
+    assert model.predict(folder / "good.csv").tolist() == expected.tolist()
+
+
+def test_frames_arrow_tables_and_dictionaries_are_the_file(folder: Path) -> None:
+    import pyarrow.csv
+
+    model = ft.load(folder / "north.safetensors")
+    expected = model.predict_proba(folder / "good.csv")
+    frame = pandas.read_csv(folder / "good.csv")
+    sources = [frame, pyarrow.csv.read_csv(folder / "good.csv"), {name: frame[name].tolist() for name in frame}]
+    for source in sources:
+        np.testing.assert_array_equal(model.predict_proba(source), expected)
+    row = {name: frame[name][0] for name in frame}
+    np.testing.assert_allclose(model.predict_proba(row), expected[:1], rtol=1e-6)
+
+
+def test_rows_that_cannot_be_used_are_named_and_left_blank(folder: Path) -> None:
+    model = ft.load(folder / "north.safetensors")
+    found = model.rows(folder / "new.csv", keep=["ward"])
+    assert found.problems.keys() == BAD.keys()
+    for row, text in BAD.items():
+        assert found.problems[row].startswith(text)
+    used = [0, 5]
+    np.testing.assert_array_equal(found.probabilities[used], model.predict_proba(folder / "good.csv"))
+    assert np.isnan(found.probabilities[[1, 2, 3, 4]]).all()
+    assert found.predictions[[1, 2, 3, 4]].tolist() == [None] * 4
+    assert list(found.columns) == ["patient", "ward"] or list(found.columns) == ["ward"]
+    with pytest.warns(InputWarning, match=r"4 of 6 rows cannot be used, and have no prediction: row 3 \('often'"):
+        assert model.predict(folder / "new.csv")[1] is None
+
+
+def test_the_command_writes_names_probabilities_and_problems(folder: Path, fedtilt: Callable) -> None:
+    printed = fedtilt("predict", str(folder / "north.safetensors"), str(folder / "new.csv"), "--to", "out.csv")
+    assert printed.code == 0
+    assert "2 rows predicted: " in printed.out
+    assert "4 rows without a prediction; wrote out.csv" in printed.out
+    assert "row 3: 'often' in column 'age'" in printed.err
+    rows = list(csv.DictReader(Path("out.csv").read_text().splitlines()))
+    assert [row["row"] for row in rows] == [f"row {n}" for n in range(2, 8)]
+    reference = torch.load(folder / "reference.pt")
+    for number, expected in ((0, reference[0]), (5, reference[1])):
+        assert float(rows[number]["probability of ill"]) == pytest.approx(float(expected[0]), rel=1e-5)
+        assert rows[number]["prediction"] == ("ill" if expected[0] > expected[1] else "well")
+        assert rows[number]["problem"] == ""
+    assert [rows[n]["prediction"] + rows[n]["probability of ill"] for n in BAD] == [""] * 4
+    assert rows[1]["problem"] == BAD[1]
+    again = fedtilt("predict", str(folder / "north.safetensors"), str(folder / "new.csv"), "--to", "out.csv")
+    assert (again.code, again.err.count("\n")) == (2, 1)
+    assert "out.csv already exists; use --force" in again.err
+    shown = fedtilt("predict", str(folder / "run"), str(folder / "good.csv"), "--method", "ditto", "--client", "north")
+    assert f"{100 * reference[0, 0]:.1f} %" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "good.csv"), "has the methods fedavg, ditto; choose one with --method"),
+        (("north.safetensors", "good.csv", "--client", "north"), "client = 'north' has no effect"),
+        (("north.onnx", "good.csv", "--model", "mymodels:net"), "model has no effect"),
+        (("north.safetensors", "good.csv", "--keep", "shoe"), "there is no column 'shoe' to keep; the columns are"),
+        (
+            ("north.safetensors", "good.csv", "--threshold", "dead=0.3"),
+            "the threshold is for class 'dead'; the classes",
+        ),
+        (("north.safetensors", "good.csv", "--threshold", "ill=3"), "must be CLASS=VALUE"),
+        (("north.safetensors", "new.md"), "new.md has the suffix '.md'"),
+        (("good.csv", "good.csv"), "is not a safetensors file"),
+    ],
+)
+def test_mistakes_are_one_line(folder: Path, fedtilt: Callable, arguments: tuple[str, ...], message: str) -> None:
+    files = [str(folder / name) if i < 2 else name for i, name in enumerate(arguments)]
+    printed = fedtilt("predict", *files, "--to", "out.csv")
+    assert (printed.code, printed.err.count("\n")) == (2, 1)
+    assert message in printed.err
+    assert not Path("out.csv").exists()
+
+
+def test_a_missing_column_is_an_error_of_the_whole_file(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "no.csv").write_text("age,sex\n1,f\n")
+    with pytest.raises(
+        ft.InputError, match="has no column 'ward', 'pressure', 'admitted', which the model was trained"
+    ):
+        ft.load(folder / "north.safetensors").predict(tmp_path / "no.csv")
+
+
+# -- thresholds --------------------------------------------------------------------------------------------------------
+
+
+def test_a_threshold_of_the_run_or_of_the_export_decides(folder: Path, fedtilt: Callable, tmp_path: Path) -> None:
+    shared = ft.load(folder / "shared.safetensors")
+    low = float(shared.predict_proba(folder / "good.csv")[:, 0].min())
+    data = str(folder / "good.csv")
+    export = ["export", str(folder / "run"), "--method", "fedavg", "--to"]
+    assert fedtilt(*export, "low.safetensors", "--threshold", f"ill={low}").code == 0
+    assert "Decision: 'ill' if its probability is at least" in Path("low.md").read_text()
+    assert ft.load("low.safetensors").predict(data).tolist() == ["ill", "ill"]
+    assert shared.with_threshold(f"ill={low}").predict(data).tolist() == ["ill", "ill"]
+    assert shared.with_threshold("ill=1").predict(data).tolist() == ["well", "well"]
+    chosen = folder / "run/seed-0/thresholds.json"
+    write_json(chosen, {"thresholds": {"fedavg": Threshold("ill", low, "f1").to_json()}})
+    try:
+        assert fedtilt(*export, "chosen.safetensors").code == 0
+        assert ft.load("chosen.safetensors").threshold == Threshold("ill", low, "f1")
+        assert ft.load(folder / "run", method="ditto").threshold is None
+    finally:
+        chosen.unlink()
+
+
+# -- numbers, images, arrays -------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_in_the_unit_of_the_target(tmp_path: Path, fedtilt: Callable) -> None:
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame({"dose": rng.normal(0, 1, 200), "ward": rng.choice(["a", "b"], 200)})
+    frame["days"] = 50 + 9 * frame.dose + rng.normal(0, 1, 200)
+    data = ft.data.table(frame, target="days", task="regression")
+    federation = ft.Federation.build(data, clients=2, partition="iid")
+    result = ft.run([ft.fedavg()], federation, ft.models.logistic, **(SETTINGS | {"rounds": 5, "lr": 0.1}))
+    frame[["dose", "ward"]].to_csv("new.csv", index=False)
+    for name in ("m.safetensors", "m.onnx"):
+        result.export(name)
+        found = ft.load(name).predict("new.csv")
+        expected = result["fedavg"].shared(ft.data.transform("new.csv", like=data))[:, 0].detach().numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        assert abs(found.mean() - 50) < 3
+        with pytest.raises(ft.InputError, match="predicts numbers, which have no probabilities"):
+            ft.load(name).predict_proba("new.csv")
+    printed = fedtilt("predict", "m.onnx", "new.csv")
+    assert f"200 rows predicted: mean {found.mean():.4g}, from {found.min():.4g} to {found.max():.4g}" in printed.out
+
+
+def test_images_as_arrays_files_and_folders(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (40, 1, 6, 5), dtype=np.uint8)
+    x, y = torch.from_numpy(pixels), torch.arange(40) % 2
+    data = ft.data.Dataset(
+        name="scans", x_train=x, y_train=y, x_test=x, y_test=y, classes=2, class_names=("a", "b"), image=True
+    )
+    federation = ft.Federation.build(data, clients=2, partition="iid")
+    result = ft.run([ft.fedavg()], federation, ft.models.logistic, **SETTINGS)
+    result.export(tmp_path / "m.safetensors")
+    model = ft.load(tmp_path / "m.safetensors")
+    expected = result["fedavg"].shared(x[:3].float() / 255 * 2 - 1).double().softmax(1).detach().numpy()
+    (tmp_path / "scans").mkdir()
+    for i in range(3):
+        image.fromarray(pixels[i, 0]).save(tmp_path / f"scans/{i}.png")
+    np.save(tmp_path / "x.npy", pixels[:3])
+    for source in (pixels[:3], x[:3], x[:3].float() / 255, tmp_path / "scans", tmp_path / "x.npy"):
+        np.testing.assert_allclose(model.predict_proba(source), expected, rtol=1e-5)
+    np.testing.assert_allclose(model.predict_proba(tmp_path / "scans/1.png"), expected[1:2], rtol=1e-5)
+    (tmp_path / "scans/1.png").write_bytes(b"no image")
+    found = model.rows(tmp_path / "scans")
+    assert list(found.rows) == ["0.png", "1.png", "2.png"]
+    assert "1.png cannot be read" in found.problems[1]
+    np.testing.assert_allclose(found.probabilities[[0, 2]], expected[[0, 2]], rtol=1e-5)
+    with pytest.raises(ft.InputError, match=r"samples have the shape \(5, 6\), and .* takes \(1, 6, 5\)"):
+        model.predict(np.zeros((2, 5, 6)))
+    with pytest.raises(ft.InputError, match=r"pixels must be uint8, or floats in \[0, 1\]"):
+        model.predict(np.full((1, 1, 6, 5), 200.0))
+
+
+def test_a_file_of_an_earlier_version_predicts(tmp_path: Path) -> None:
+    """It has neither input_shape nor the names of classes beside those of groups."""
+    net = ft.models.logistic((3,), 2)
+    recipe = {"name": "logistic", "input_shape": [3], "classes": 2}
+    metadata = {"model": json.dumps(recipe), "classes": '["no", "yes"]', "method": "fedavg", "round": "1"}
+    write_tensors(tmp_path / "old.safetensors", net.state_dict(), metadata)
+    model, x = ft.load(tmp_path / "old.safetensors"), torch.randn(5, 3)
+    np.testing.assert_allclose(model.predict_proba(x), net(x).double().softmax(1).detach().numpy(), rtol=1e-6)
