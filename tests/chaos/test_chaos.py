@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos import bit_flips, fuzz, io_faults
+from chaos import bit_flips, caches, fuzz, io_faults
 from chaos.__main__ import main
 from chaos.child import Outcome, run_in_child
 from chaos.report import Report, table
@@ -37,6 +37,13 @@ def test_bit_flips(tmp_path: Path) -> None:
     report = bit_flips.run(tmp_path, 0.005, 1)
     assert report.failures == []
     assert report.figures["flips"] == 4 + 2 + 2 + 2
+
+
+def test_damaged_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLWR_HOME", "")  # restored afterwards
+    report = caches.run(tmp_path, 0.02, 1)
+    assert report.failures == []
+    assert report.figures["damages"] >= 60
 
 
 def test_fuzz(tmp_path: Path) -> None:
