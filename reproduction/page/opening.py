@@ -7,8 +7,8 @@ from itertools import product
 from typing import Any
 
 from fedtilt.report.compare import best_and_tied
-from fedtilt.report.summary import join_words
 from fedtilt.report.tables import format_interval
+from fedtilt.text_tables import join_words
 from reproduction import plots
 from reproduction.chapter import CaptionedFigure, Part, Table, Text
 from reproduction.experiments.comparison import difference_cell

@@ -1,7 +1,8 @@
 """Losses of samples, which the tilts act on: (outputs, targets) → (n,); p is the probability of the label."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from fedtilt.config.setting_fields import setting
 from fedtilt.errors import InputError
 from fedtilt.math.losses import SampleLoss, cross_entropy, squared
 
+BALANCED = "balanced"
 REVERSE = 4.0  # −log 0 of the reverse cross-entropy, as in the paper of sce
 
 
@@ -35,15 +37,40 @@ class Loss(NamedSettings):
 class ClassLoss(Loss):
     """A loss of classes, with a factor for each."""
 
-    class_weights: tuple[float, ...] = setting(
-        (), "a factor of the loss for every class; empty: 1 each", gt=0,
-        allowed="a list of numbers > 0, such as [1.0, 5.0]",
+    class_weights: tuple[float, ...] | str = setting(
+        (), 'a factor of the loss for every class; "balanced": all classes count the same; empty: 1 each', gt=0,
+        allowed='a list of numbers > 0, such as [1.0, 5.0], or "balanced"', choices=(BALANCED,),
     )  # fmt: skip
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The class weights as numbers; empty: 1 each."""
+        if isinstance(self.class_weights, str):
+            raise InputError(
+                f"class_weights = {self.class_weights!r} counts the samples of all clients, which sites do not send; "
+                "give the weights as numbers"
+            )
+        return self.class_weights
+
+    def for_counts(self, counts: Sequence[int]) -> Self:
+        """The same with numbers in place of "balanced": n / (classes · n_k), as in scikit-learn.
+
+        >>> CrossEntropy(class_weights="balanced").for_counts([90, 10]).class_weights
+        (0.5555555555555556, 5.0)
+
+        Args:
+            counts: the training samples of every class at all clients
+        """
+        if self.class_weights != BALANCED:
+            return self
+        present = [count for count in counts if count]
+        balanced = tuple(sum(present) / (len(present) * count) if count else 1.0 for count in counts)
+        return self.with_settings(class_weights=balanced)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of every sample, (n,)."""
         losses = self._of(outputs, targets)
-        return losses * outputs.new_tensor(self.class_weights)[targets] if self.class_weights else losses
+        return losses * outputs.new_tensor(self.weights)[targets] if self.weights else losses
 
     def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss without the weights of classes."""
@@ -51,8 +78,8 @@ class ClassLoss(Loss):
 
     def check_classes(self, classes: int) -> None:
         """Raise InputError if there are class weights for another number of classes."""
-        if self.class_weights and len(self.class_weights) != classes:
-            raise InputError(f"class_weights has {len(self.class_weights)} values for {classes} classes; give one each")
+        if self.weights and len(self.weights) != classes:
+            raise InputError(f"class_weights has {len(self.weights)} values for {classes} classes; give one each")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Tables as CSV, Markdown and HTML; names in them come from users, and none is a formula, Markdown or HTML."""
+"""Lists in words; tables as CSV, Markdown and HTML, in which no name of a user is a formula, Markdown or HTML."""
 
 import csv
 import io
@@ -6,6 +6,15 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet starts a formula with
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Join words with commas and "and".
+
+    >>> join_words(["a", "b", "c"])
+    'a, b and c'
+    """
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:

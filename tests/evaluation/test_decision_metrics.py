@@ -73,7 +73,7 @@ REFERENCES = {
     "recall": by_prediction(sk.recall_score, zero_division=np.nan),
     "f1": by_prediction(sk.f1_score, zero_division=np.nan),
     "auroc": macro(sk.roc_auc_score),
-    "average_precision": macro(sk.average_precision_score),
+    "auprc": macro(sk.average_precision_score),
     "log_loss": log_loss,
     "calibration_error": calibration_error,
     "selection_rate": lambda s, w: confusion(s, w)[:, 1].sum() / w.sum(),
@@ -103,13 +103,23 @@ def test_the_macro_auroc_of_all_classes_is_that_of_scikit_learn() -> None:
     assert METRICS["auroc"].values(whole)[0] == pytest.approx(expected, rel=1e-6)  # it normalises the probabilities
 
 
+def test_of_two_classes_the_auprc_is_that_of_the_rarer_one_also_at_a_client_with_more_of_it() -> None:
+    samples = replace(draw(2), rarer=1)
+    at_client = samples.take(np.flatnonzero((samples.labels == 1) | (np.arange(300) < 40)))
+    for found in (samples, at_client):
+        expected = sk.average_precision_score(found.labels, found.probabilities[:, 1])
+        assert METRICS["auprc"].values(Weighted(found, np.ones((1, len(found.labels)))))[0] == pytest.approx(expected)
+    without = samples.take(np.flatnonzero(samples.labels == 0))
+    assert np.isnan(METRICS["auprc"].values(Weighted(without, np.ones((1, len(without.labels))))))
+
+
 def test_a_client_that_lacks_classes() -> None:
     """Classes without samples do not count, also where they are predicted."""
     samples = draw(5)
     few = samples.take(np.flatnonzero(samples.labels < 2))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scikit-learn warns about predicted classes without samples
-        for name in ("balanced_accuracy", "precision", "recall", "f1", "auroc", "average_precision", "log_loss"):
+        for name in ("balanced_accuracy", "precision", "recall", "f1", "auroc", "auprc", "log_loss"):
             weights = np.ones((1, len(few.labels)))
             value = METRICS[name].values(Weighted(few, weights))[0]
             assert value == pytest.approx(REFERENCES[name](few, weights[0])), name

@@ -1,5 +1,6 @@
 """The command line: one file per command, and the only place that prints."""
 
+import ast
 import difflib
 import errno
 import io
@@ -8,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -19,7 +21,8 @@ from fedtilt.errors import InputError, InputWarning
 from fedtilt.version import __version__
 
 _COMMANDS = (
-    "run", "tune", "init", "resume", "report", "audit", "metrics", "methods", "export", "predict", "check", "data",
+    "run", "tune", "init", "resume", "list", "report", "audit", "metrics", "methods", "export", "predict", "check",
+    "data",
     "deploy",
 )  # fmt: skip
 
@@ -32,11 +35,32 @@ class _Commands(typer.core.TyperGroup):
         return list(_COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command with this name; None: there is none."""
-        for name in [cmd_name] if cmd_name in _COMMANDS else _COMMANDS:  # all: Typer suggests one for a misspelt name
-            if name not in self.commands:
-                self.commands[name] = _import_command(name)
-        return self.commands.get(cmd_name)
+        """The command with this name, or only its help text if it has not been imported; None: there is none."""
+        if cmd_name not in _COMMANDS:
+            return None
+        return self.commands.get(cmd_name) or typer.core.TyperCommand(cmd_name, help=_help_text(cmd_name))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the arguments name, imported."""
+        self.commands: dict[str, Any] = dict.fromkeys(
+            _COMMANDS
+        )  # names, of which Typer suggests one for a misspelt one
+        if args[0] in self.commands:
+            self.commands[args[0]] = _import_command(args[0])
+        return super().resolve_command(ctx, args)
+
+
+def _help_text(name: str) -> str:
+    """The help of a command from the source of its module, because to import it takes seconds."""
+    module = ast.parse((Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8"))
+    for statement in module.body:
+        if isinstance(statement, ast.FunctionDef) and statement.name == name:
+            return ast.get_docstring(statement) or ""
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "app":
+            assert isinstance(statement.value, ast.Call)
+            (text,) = (keyword.value for keyword in statement.value.keywords if keyword.arg == "help")
+            return str(ast.literal_eval(text))
+    raise LookupError(f"fedtilt.cli.{name} has neither a function {name} nor an app")
 
 
 def _import_command(name: str) -> Any:

@@ -30,6 +30,7 @@ def comparison_table(run: Run, width: int) -> Group:
     full = text_table(["method"], [*map(_title, metrics), "fails most\nclient", f"\n{escape(run.group)}"])
     for method, row in cells.items():
         full.add_row(escape(method), *_texts(row), *(text or "none" for text in worst[method]))
+    _add_baselines(full, run, metrics)
     if fits(full, width):
         return Group(full)
     lines = []
@@ -40,9 +41,18 @@ def comparison_table(run: Run, width: int) -> Group:
         narrower = text_table(["method"], map(_title, metrics[:count]))
         for method, row in cells.items():
             narrower.add_row(escape(method), *_texts(row[:count]))
+        _add_baselines(narrower, run, metrics[:count])
         if fits(narrower, width):
             break
     return Group(narrower, *lines, "")
+
+
+def _add_baselines(table: Table, run: Run, metrics: Sequence[Metric]) -> None:
+    """A section with what the methods are compared with."""
+    table.add_section()
+    for name, row in compare.baseline_table(run).items():
+        texts = [format_mean_std(row[m.key], m.digits) if m.key in row else "" for m in metrics]
+        table.add_row(f"[dim]{escape(name)}[/]", *(f"[dim]{text}[/]" for text in texts))
 
 
 def _title(metric: Metric) -> str:
@@ -51,7 +61,7 @@ def _title(metric: Metric) -> str:
 
 
 def _texts(cells: Sequence[Cell]) -> list[str]:
-    texts = [format_mean_std(cell.values) for cell in cells]
+    texts = [format_mean_std(cell.values, cell.digits) for cell in cells]
     return [f"[bold green]{text}[/]" if cell.is_best else text for text, cell in zip(texts, cells, strict=True)]
 
 
@@ -103,6 +113,10 @@ def legend(run: Run) -> Table:
         kinds["personal models" if has_personal else "shared model"].append(escape(method))
     of_score = "" if score is ACCURACY else f" of the {score.title}"
     lines = {"accuracy": "% of a client's test data, mean over clients"}
+    if rare := compare.rare_class(run):
+        labels = next(iter(run.predictions[0].values())).labels
+        random = f"a random ranking has {float(labels.bincount(minlength=2).min() / len(labels)):.3f}"
+        lines = {"AUPRC": f"average precision of class {escape(rare)} on all test samples; {random}"} | lines
     if score is not ACCURACY:
         lines = {"MAE, RMSE": "errors on a client's test data in the unit of the target, mean over clients"}
     lines |= {
@@ -112,6 +126,8 @@ def legend(run: Run) -> Table:
     if len(run.compared) > 1:
         lines["±"] = f"std over {len(run.compared)} seeds"
     lines["evaluated"] = "; ".join(f"{', '.join(names)}: {kind}" for kind, names in kinds.items() if names)
+    if run.baselines:
+        lines["compared with"] = _baselines_text(run)
     summaries = [s.last(method) for s in run.compared for method in run.methods]
     never_selected = max(summary.never_selected for summary in summaries)
     if kinds["personal models"] and never_selected:
@@ -126,6 +142,18 @@ def legend(run: Run) -> Table:
     if untested := _clients_without_test_data(run):
         lines["not evaluated"] = escape(untested)
     return _legend(lines)
+
+
+def _baselines_text(run: Run) -> str:
+    meanings = {
+        "local": "local: every client alone, with as many steps",
+        "majority": "majority: the same class for all",
+        "mean": "mean: the same number for all",
+    }
+    texts = [text for name, text in meanings.items() if name in run.baselines]
+    if any(name.startswith("pooled") for name in run.baselines):
+        texts.append("pooled: scikit-learn on all clients' rows")
+    return "; ".join(texts)
 
 
 def group_legend(run: Run) -> Table:

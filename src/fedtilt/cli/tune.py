@@ -37,7 +37,8 @@ def tune(
         str | None,
         typer.Option(
             metavar="OBJECTIVE",
-            help="What to improve: accuracy (mae for numbers), worst, client_fairness, class_fairness or group:COLUMN.",
+            help="What to improve: accuracy (mae for numbers), worst, client_fairness, class_fairness, group:COLUMN; "
+            "with rare classes auprc, auroc, f1, balanced_accuracy.",
         ),
     ] = None,
     at_least: Annotated[

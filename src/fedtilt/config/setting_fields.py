@@ -136,11 +136,13 @@ def check_value(field: Field[Any], value: Any) -> Any:
     """The value as a plain int, float, bool, text or tuple within the limits of its field, or an InputError."""
     name, limits, choices = field.name, field.metadata.get("limits", {}), field.metadata.get("choices", ())
     inf = field.metadata.get("inf", True)  # a plain field, of a user's component, has no limits
-    types = {field.type, *get_args(field.type)}
-    if get_origin(field.type) is tuple:
+    kinds = alternatives(field.type)
+    types = {*kinds, *get_args(field.type)}
+    items = next((get_args(kind) for kind in kinds if get_origin(kind) is tuple), None)
+    if items is not None and not (isinstance(value, str) and str in kinds):
         if isinstance(value, str) or not isinstance(value, Iterable):
             raise InputError(f"{name} must be a list, got {value!r}")
-        return tuple(_check_number(part, name, limits, inf) if float in types else str(part) for part in value)
+        return tuple(_check_number(part, name, limits, inf) if float in items else str(part) for part in value)
     if bool in types:
         if not isinstance(value, bool):
             raise InputError(f"{name} must be True or False, got {value!r}")

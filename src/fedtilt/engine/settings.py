@@ -4,7 +4,7 @@ import difflib
 import functools
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self, TypeVar, cast
 
@@ -16,7 +16,7 @@ from fedtilt.config.named import NamedSettings, named_settings
 from fedtilt.config.setting_fields import check_fields_used, check_value, setting, takes_settings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import import_function, is_function_path
-from fedtilt.losses import LOSSES, CrossEntropy, Loss, losses_for
+from fedtilt.losses import LOSSES, ClassLoss, CrossEntropy, Loss, losses_for
 from fedtilt.math.losses import SampleLoss
 from fedtilt.methods import Method, check_methods, component_of
 from fedtilt.methods.server_optimizers import SERVER_OPTIMIZERS
@@ -24,6 +24,7 @@ from fedtilt.optimizers import OPTIMIZERS, SGD, Optimizer
 from fedtilt.parts import BUFFER_MODES
 from fedtilt.privacy.privacy import Privacy
 from fedtilt.schedules import SCHEDULES, Constant
+from fedtilt.stopping import STOPS
 from fedtilt.toml_text import format_toml
 from fedtilt.training import BACKENDS, LAST_BATCH
 
@@ -128,6 +129,19 @@ class TrainSettings:
         example=5,
         heading="Evaluation and speed",
     )
+    stop: Any = setting(
+        None,
+        "when the run ends before its last round, by its validation data; default: never",
+        named=STOPS,
+        example="patience",
+    )
+    baselines: bool | None = setting(
+        None,
+        "whether to end with what the methods are compared with: the majority class or the mean, every client alone "
+        "and, of tables, scikit-learn on all clients' rows; default: true in a spec for data of your own, else when "
+        "result.baselines is used",
+        example=True,
+    )
     device: str = setting(
         "auto", "where to train; auto: cuda if there is one; cuda:all: on all GPUs of this machine", in_table=False
     )
@@ -183,6 +197,8 @@ class TrainSettings:
         }
         if self.server_optimizer is not None:
             made["server_optimizer"] = component_of("optimizer", self.server_optimizer, " of the server")
+        if self.stop is not None:
+            made["stop"] = named_settings(self.stop, STOPS, "stop")
         is_path = isinstance(self.loss, str) and is_function_path(self.loss)  # imported when it is used
         if self.loss is not None and not is_path and (isinstance(self.loss, Loss) or not callable(self.loss)):
             made["loss"] = named_settings(self.loss, LOSSES, "loss", ", or a function as package.module:function")
@@ -212,6 +228,10 @@ class TrainSettings:
             raise InputError(f"screen = {self.screen:g} would clip ordinary updates; choose 0 (none) or more than 1")
         if self.privacy is not None:
             self.privacy.check_settings(self.screen, self.buffers)
+        if self.privacy is not None and self.stop is not None and self.stop.restore_best:
+            raise InputError(
+                "restore_best = True of stop would hide the epsilon of later rounds; leave it out with privacy"
+            )
         if self.attack is not None:
             self.attack.check_rounds(self.rounds)
 
@@ -239,6 +259,11 @@ class TrainSettings:
                 f"loss = {self.loss.label!r} is not for {task}; choose one of {', '.join(names)}, or leave it out"
             )
         return replace(self, loss=names[0]) if self.loss is None else self
+
+    def for_counts(self, counts: Sequence[int]) -> Self:
+        """The settings with class weights for these training samples of every class at all clients."""
+        loss = self.loss.for_counts(counts) if isinstance(self.loss, ClassLoss) else self.loss
+        return self if loss is self.loss else replace(self, loss=loss)
 
     @property
     def on_cluster(self) -> bool:

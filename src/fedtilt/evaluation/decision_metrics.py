@@ -4,8 +4,9 @@ Every metric is a function of weighted samples, with one value per row of weight
 and the weights of a bootstrap its resamples, all at once. The values are those of scikit-learn with `sample_weight`,
 with which the tests compare them; a resample there takes as long as all of them here. NaN: the metric is not defined.
 
-Without a positive class, precision, recall, F1, AUROC and average precision are means over the classes that the samples
-have, each class against all others. With a positive class, every metric is about this class against all others.
+Without a positive class, precision, recall, F1, AUROC and AUPRC are means over the classes that the samples have, each
+class against all others; of two classes, the AUPRC is that of the rarer one. With a positive class, every metric is
+about this class against all others.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +39,11 @@ def _auroc(weighted: Weighted) -> Array:
     return weighted.mean_over_classes(lambda label: weighted.ranking[label].auroc)
 
 
-def _average_precision(weighted: Weighted) -> Array:
+def _auprc(weighted: Weighted) -> Array:
+    """The average precision: of a random ranking, the share of the class."""
+    rarer = weighted.samples.rarer
+    if weighted.samples.positive is None and rarer is not None:
+        return weighted.rank(rarer).average_precision
     return weighted.mean_over_classes(lambda label: weighted.ranking[label].average_precision)
 
 
@@ -159,7 +164,7 @@ METRICS = {
     "recall": Metric("recall", _recall, "no samples of the class", proportion=_share(_predicted, _positive)),
     "f1": Metric("F1", _f1, "the class neither occurs nor is predicted"),
     "auroc": Metric("AUROC", _auroc, "samples of only one class"),
-    "average_precision": Metric("average precision", _average_precision, "no samples of the class"),
+    "auprc": Metric("AUPRC", _auprc, "no samples of the class"),
     "log_loss": Metric("log loss", _log_loss, "no samples", higher_is_better=False),
     "calibration_error": Metric("calibration error", _calibration_error, "no samples", higher_is_better=False),
     "selection_rate": Metric(
@@ -179,8 +184,8 @@ METRICS = {
     "r2": Metric("R²", _r2, "the same target in all samples", of_numbers=True),
 }
 NUMBER_METRICS = ("mae", "rmse", "mean_error", "r2")
-OVERALL_METRICS = ("accuracy", "balanced_accuracy", "f1", "auroc", "average_precision", "log_loss", "calibration_error")
-CLASS_METRICS = ("precision", "recall", "f1", "auroc", "average_precision", "calibration_error")
+OVERALL_METRICS = ("accuracy", "balanced_accuracy", "f1", "auroc", "auprc", "log_loss", "calibration_error")
+CLASS_METRICS = ("precision", "recall", "f1", "auroc", "auprc", "calibration_error")
 POSITIVE_METRICS = (*CLASS_METRICS[:5], "log_loss", "calibration_error", "selection_rate", "false_positive_rate")
 
 

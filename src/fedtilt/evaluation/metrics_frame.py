@@ -171,7 +171,9 @@ def with_targets(predictions: Predictions, positive: str | None = None) -> Any:
     if positive is not None and positive not in predictions.class_names:
         raise InputError(f"positive = {positive!r} is no class; choose among {', '.join(predictions.class_names)}")
     label = None if positive is None else predictions.class_names.index(positive)
-    return PredictedClasses(predictions.labels.numpy(), predictions.probabilities.double().numpy(), label)
+    return PredictedClasses(
+        predictions.labels.numpy(), predictions.probabilities.double().numpy(), label, predictions.rarer_class
+    )
 
 
 def _check_positive(names: Sequence[str], by: str | None, positive: str | None, predictions: Predictions) -> None:

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from fedtilt.data import Federation
 from fedtilt.data.groups import CLASS
 from fedtilt.data.targets import RANGE
 from fedtilt.engine.client_states import FederationState
@@ -16,9 +18,10 @@ from fedtilt.executors.in_process import one_thread
 from fedtilt.methods import Method
 
 CLIENT = "client"
+RARE = 0.1  # the largest share of a rare class
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Predictions:
     """What one method's evaluated models predict on the test data, ordered by client."""
 
@@ -44,26 +47,56 @@ class Predictions:
         return self.groupings[self._label_group].names
 
     @property
+    def rarer_class(self) -> int | None:
+        """Of two classes, the one with fewer test samples (of equals, the second); None: there are not two."""
+        if self.numbers is not None or len(self.class_names) != 2:
+            return None
+        first, second = self.labels.bincount(minlength=2).tolist()
+        return 0 if first < second else 1
+
+    @property
+    def rare_class(self) -> str | None:
+        """The rarer of two classes if at most a tenth of the test samples are of it; accuracy then says little."""
+        rarer = self.rarer_class
+        if rarer is None:
+            return None
+        count = int((self.labels == rarer).sum())
+        return self.class_names[rarer] if 0 < count <= RARE * len(self.labels) else None
+
+    @property
     def _label_group(self) -> str:
         return CLASS if self.numbers is None else RANGE
 
+    def __repr__(self) -> str:
+        what = f"{len(self.class_names)} classes" if self.numbers is None else "numbers"
+        return f"Predictions({len(self.outputs):,} test samples, {what}, by {', '.join(self.groupings)})"
+
     def counts(self, by: str = CLASS) -> tuple[Tensor, Tensor]:
-        """Correct predictions and samples, both (clients, groups)."""
+        """Sums as in `metrics`, correct predictions or errors, and samples, both by client and group."""
         clients, groups = self.groupings[CLIENT], self.groupings[by]
         shape = len(clients.names), len(groups.names)
         cell = clients.codes * shape[1] + groups.codes
         total = cell.bincount(minlength=shape[0] * shape[1]).reshape(shape)
-        correct = cell[self.probabilities.argmax(1) == self.labels]
-        return correct.bincount(minlength=shape[0] * shape[1]).reshape(shape), total
+        if self.numbers is None:
+            correct = cell[self.probabilities.argmax(1) == self.labels]
+            return correct.bincount(minlength=shape[0] * shape[1]).reshape(shape), total
+        error = self.outputs - self.numbers.double()
+        sums = torch.zeros(shape[0] * shape[1], 2, dtype=torch.float64)
+        sums.index_add_(0, cell, torch.stack([error.abs(), error.square()], -1))
+        return sums.reshape(*shape, 2), total
 
 
 def predict(prepared: PreparedRun, methods: Sequence[Method], state: FederationState) -> dict[str, Predictions]:
     """What the evaluated models of methods predict on the test data of all clients."""
-    federation = prepared.federation
+    with one_thread(prepared.device):  # on small models, several threads wait for each other more than they work
+        evaluator = Evaluator(prepared.federation, prepared.net, prepared.parts, prepared.device)
+        outputs = {m.name: evaluator.predictions(m, state) for m in methods}
+    return predictions_of(prepared.federation, outputs)
+
+
+def predictions_of(federation: Federation, outputs: Mapping[str, Tensor]) -> dict[str, Predictions]:
+    """Outputs on the test data of all clients, ordered by client, with what the samples can be grouped by."""
     _, y, clients = federation.evaluation("test")
     numbers = None if federation.target is None else y
     by = {CLIENT: Grouping(CLIENT, federation.client_names, clients)} | groupings(federation)
-    with one_thread(prepared.device):  # on small models, several threads wait for each other more than they work
-        evaluator = Evaluator(federation, prepared.net, prepared.parts, prepared.device)
-        outputs = {m.name: evaluator.predictions(m, state) for m in methods}
     return {name: Predictions(outputs=found, groupings=by, numbers=numbers) for name, found in outputs.items()}

@@ -35,12 +35,14 @@ from fedtilt.parts import Parts, Tensors
 from fedtilt.privacy.gaussian_mechanism import PrivacyLoss
 from fedtilt.text_tables import html_table
 
+_MAX_LINES = 15  # methods in a text
 
-@dataclass(frozen=True, kw_only=True)
-class MethodResult:
-    """One method at the end of a run."""
 
-    method: Method
+@dataclass(frozen=True, kw_only=True, repr=False)
+class EvaluatedResult:
+    """What was evaluated at the end of a run: the models of a method, or a baseline."""
+
+    name: str
     history: list[tuple[int, RoundMetrics]]  # (round, metrics) of every evaluated round
     sums: Tensor  # of the evaluated models, see `metrics`: (N, K) correct predictions, or (N, K, 2) errors
     total: Tensor  # (N, K) test samples
@@ -48,12 +50,10 @@ class MethodResult:
     client_names: tuple[str, ...]
     group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # that of `sums` first; empty: numbers
     group_counts: Mapping[str, GroupCounts] = field(default_factory=dict)  # sums and samples of each grouping
-    _net: nn.Module
-    _parts: Parts
-    _server: Tensors  # server state
-    _target: NumericTarget | None = None  # the scale of the targets if they are numbers
-    _client_states: ClientStates | None = None  # None: on other machines
     _predict: Callable[[], Predictions] | None = None  # None: the test data is not on this machine
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}: {_in_words(self.metrics)})"
 
     @property
     def summary(self) -> RoundMetrics:
@@ -159,6 +159,18 @@ class MethodResult:
         """Accuracy by confidence of the prediction; with `positive`, the share of that class by its probability."""
         return reliability_curve(with_targets(self.predictions, positive))
 
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MethodResult(EvaluatedResult):
+    """One method at the end of a run."""
+
+    method: Method
+    _net: nn.Module
+    _parts: Parts
+    _server: Tensors  # server state
+    _target: NumericTarget | None = None  # the scale of the targets if they are numbers
+    _client_states: ClientStates | None = None  # None: on other machines
+
     @property
     def shared(self) -> nn.Module:
         """The shared model; its local parts are the initial ones, and so are its buffers unless they are averaged."""
@@ -193,6 +205,9 @@ class MethodResult:
         return in_target_unit(model, self._target)
 
 
+Baselines = Mapping[str, EvaluatedResult]  # by name
+
+
 class Result(Mapping[str, MethodResult]):
     """The results of a run by method name."""
 
@@ -202,11 +217,13 @@ class Result(Mapping[str, MethodResult]):
         federation: Federation | None = None,
         plot: "Callable[[Result], Any] | None" = None,
         export: Callable[[Path, str | None, int | str | None, bool], None] | None = None,
+        baselines: Baselines | Callable[[], Baselines] | None = None,
     ) -> None:
         self._methods = dict(methods)
         self._federation = federation  # None: the data is not on this machine
         self._plot = plot
         self._export = export
+        self._baselines = baselines  # or a function that computes them; None: the data is not on this machine
 
     def __getitem__(self, name: str) -> MethodResult:
         if name not in self._methods:
@@ -232,7 +249,7 @@ class Result(Mapping[str, MethodResult]):
 
     def only(self, names: Iterable[str]) -> "Result":
         """The results of these methods only."""
-        return Result({name: self[name] for name in names}, self._federation, self._plot, self._export)
+        return Result({name: self[name] for name in names}, self._federation, self._plot, self._export, self._baselines)
 
     def export(
         self, path: str | os.PathLike[str], method: str | None = None, client: int | str | None = None, *,
@@ -271,6 +288,24 @@ class Result(Mapping[str, MethodResult]):
                     own = stem.with_name(f"{stem.name}-{file_name(client)}.safetensors")
                     self.export(own, name, number, force=force)
 
+    @property
+    def baselines(self) -> Baselines:
+        """What the methods are compared with, by name; computed when it is first used, unless the run did.
+
+        The majority class (or the mean), every client alone with the model and the steps of the run and, of tables,
+        models of scikit-learn on all clients' rows.
+        """
+        if self._baselines is None:
+            raise InputError("there are no baselines: the data is on the clients' own machines")
+        if callable(self._baselines):
+            self._baselines = self._baselines()
+        return self._baselines
+
+    @property
+    def _shown(self) -> dict[str, EvaluatedResult]:
+        """The methods, and the baselines if they are computed."""
+        return {**self._methods, **(self._baselines if isinstance(self._baselines, Mapping) else {})}
+
     def certificate(self, confidence: float = 0.95, by: str | None = None) -> dict[str, Certificate]:
         """The certificate of each method, see `MethodResult.certificate`."""
         return {name: result.certificate(confidence, by) for name, result in self.items()}
@@ -298,8 +333,8 @@ class Result(Mapping[str, MethodResult]):
         return self._plot(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the metrics of every method."""
-        named = {name: result.metrics.by_name() for name, result in self.items()}
+        """What a notebook shows: the metrics of every method, and of the baselines if they are computed."""
+        named = {name: result.metrics.by_name() for name, result in self._shown.items()}
         columns = list(next(iter(named.values())))
         rows = [[name, *(values[column] for column in columns)] for name, values in named.items()]
         rounds = next(iter(self.values())).history[-1][0]
@@ -319,21 +354,29 @@ class Result(Mapping[str, MethodResult]):
         return audit_clients(samples, self._federation, judge.shared_of, distances)
 
     def __repr__(self) -> str:
-        rows = "\n".join(f"  {name}: {_in_words(r.metrics)}" for name, r in self._methods.items())
-        return f"Result(\n{rows}\n)"
+        """A line per method and baseline, of many methods the best."""
+        higher = scores_of(next(iter(self._methods.values())).sums)[0].higher_is_better
+        ranked = sorted(self._methods, key=lambda name: self[name].metrics.mean, reverse=higher)[:_MAX_LINES]
+        others = {name: result for name, result in self._shown.items() if name not in self._methods}
+        shown = {name: result for name, result in self._methods.items() if name in ranked} | others
+        lines = [f"  {name}: {_in_words(result.metrics)}" for name, result in shown.items()]
+        if len(self) > _MAX_LINES:
+            lines.append(f"  and {len(self) - _MAX_LINES} methods with a worse score")
+        return "Result(\n" + "\n".join(lines) + "\n)"
 
     def to_pandas(self, by: str | None = None) -> Any:
         """A table with one row per method, client and class or group: samples and the scores on them.
 
-        Clients and classes have their numbers and, in `client_name` and `class_name`, their names. Classes have the
-        columns correct, samples and accuracy in percent; numbers as targets have samples, mae and rmse.
+        Baselines follow the methods if they are computed. Clients and classes have their numbers and, in `client_name`
+        and `class_name`, their names. Classes have the columns correct, samples and accuracy in percent; numbers as
+        targets have samples, mae and rmse.
 
         Args:
             by: "class", "range" or a column of groups; default: what `tau` tilts over
         """
         pandas = import_extra("pandas", "to_pandas()", "report")
         rows = []
-        for name, result in self._methods.items():
+        for name, result in self._shown.items():
             sums, total, group_names = result.table(by)
             scores = scores_of(sums)
             values = torch.stack([score.values(sums, total) for score in scores], -1)
@@ -372,7 +415,10 @@ def over_seeds(results: Mapping[int, Result]) -> dict[str, Any]:
             | {"evaluated": "personal" if by_seed[0].method.has_personal else "shared"}
             | {"last": [r.summary.to_json() for r in by_seed]}
         )
-    return {"seeds": list(results), "methods": methods}
+    shown = [result._shown for result in results.values()]
+    names = [name for name in shown[0] if name not in methods and all(name in of_seed for of_seed in shown)]
+    baselines = {name: _mean_and_std([of_seed[name].metrics for of_seed in shown]) for name in names}
+    return {"seeds": list(results), "methods": methods} | ({"baselines": baselines} if baselines else {})
 
 
 def _groups_over_seeds(by_seed: Sequence[MethodResult]) -> dict[str, Any]:

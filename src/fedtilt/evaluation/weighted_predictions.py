@@ -18,6 +18,7 @@ class PredictedClasses:
     labels: Array
     probabilities: Array
     positive: int | None = None
+    rarer: int | None = None  # of two classes, the one with fewer samples, some of which may not be among these
 
     @cached_property
     def predicted(self) -> Array:
@@ -57,7 +58,7 @@ class PredictedClasses:
 
     def take(self, rows: Array) -> "PredictedClasses":
         """The samples of these rows."""
-        return PredictedClasses(self.labels[rows], self.probabilities[rows], self.positive)
+        return PredictedClasses(self.labels[rows], self.probabilities[rows], self.positive, self.rarer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +119,10 @@ class Weighted:
     @cached_property
     def ranking(self) -> dict[int, _Ranking]:
         """The ranking of each class."""
-        return {label: self._rank(label) for label in self.samples.classes}
+        return {label: self.rank(label) for label in self.samples.classes}
 
-    def _rank(self, label: int) -> _Ranking:
+    def rank(self, label: int) -> _Ranking:
+        """How well the probability of a class ranks its samples."""
         order, first, last = self.samples.order(label)
         positive = np.flatnonzero(self.samples.labels[order] == label)  # (P,) their places in the order
         if not len(positive):

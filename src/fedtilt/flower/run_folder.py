@@ -132,10 +132,7 @@ class ServerRunFolder:
 
         If the server is killed before that step, the sites do not train, and going back can be repeated.
         """
-        self._run_folder.checkpoints.delete_after(round)
-        state = self._run_folder.resume(notice)
-        assert state is not None
-        assert state.round == round
+        state = self._run_folder.go_back(round, notice)
         (self.folder / "results.json").unlink(missing_ok=True)
         rounds = self._participation["rounds"]
         self._participation["rounds"] = {number: entry for number, entry in rounds.items() if int(number) <= round}
@@ -226,6 +223,7 @@ class ServerRunFolder:
         assert state is not None
         counts, total = self._run_folder.evaluations.counts(state.round)
         of_method = MethodResult(
+            name=self._method,
             method=self._task.method,
             history=self._run_folder.evaluations.history[self._method],
             sums=counts[self._method].evaluated,

@@ -5,13 +5,17 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedtilt.data.groups import CLASS, in_words
+from fedtilt.evaluation.decision_metrics import METRICS as DECISION
 from fedtilt.evaluation.metrics import ACCURACY, Metrics, Score, client_scores
+from fedtilt.evaluation.metrics_frame import with_targets
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.statistics import paired_difference
+from fedtilt.evaluation.weighted_predictions import Weighted
 from fedtilt.report.run_reader import Run, SeedRun
 
 
@@ -24,6 +28,7 @@ class Metric:
     description: str
     higher_is_better: bool
     unit: str = ""  # empty: that of the target
+    digits: int = 2  # behind the point in tables
 
     def value(self, metrics: Metrics) -> float:
         """The value of this metric."""
@@ -66,9 +71,27 @@ def metrics_of(run: Run) -> tuple[Metric, ...]:
 
 
 def overview_metrics(run: Run) -> tuple[Metric, ...]:
-    """The scores, both kinds of fairness, and the worst tenth of the clients."""
+    """Of a rare class AUPRC and AUROC; the scores, both kinds of fairness, and the worst tenth of the clients."""
     by_key = {metric.key: metric for metric in metrics_of(run)}
-    return tuple(by_key[key] for key in _OVERVIEW if key in by_key)
+    return rare_metrics(run) + tuple(by_key[key] for key in _OVERVIEW if key in by_key)
+
+
+def rare_class(run: Run) -> str | None:
+    """The rare one of two classes; None: there is none, or not all methods have stored predictions."""
+    stored = all(method in by_name for by_name in run.predictions for method in run.methods)
+    return next(iter(run.predictions[0].values())).rare_class if stored else None
+
+
+def rare_metrics(run: Run) -> tuple[Metric, ...]:
+    """The columns about a rare class, of the evaluated models; empty: there is none."""
+    name = rare_class(run)
+    if name is None:
+        return ()
+    about = f"of class {name} on all test samples"
+    return (
+        Metric("auprc", f"AUPRC of {name}", f"average precision {about}", True, digits=3),
+        Metric("auroc", "AUROC", f"probability that a sample {about} has a higher score than another", True, digits=3),
+    )
 
 
 class View(NamedTuple):
@@ -130,7 +153,6 @@ class SeedValues(NamedTuple):
 
 Row = dict[str, SeedValues]  # by metric
 Published = Mapping[str, Mapping[str, float]]  # method → metric (as in results.json) → value
-_VISIBLE = 0.005  # a smaller difference disappears in two decimals
 
 
 class Cell(NamedTuple):
@@ -139,6 +161,18 @@ class Cell(NamedTuple):
     values: SeedValues
     is_best: bool  # or ties with the best
     published: float | None = None
+    digits: int = 2
+
+
+def _rare_values(run: Run, method: str) -> Row:
+    """The values of `rare_metrics` of a method or a baseline."""
+    metrics, row = rare_metrics(run), {}
+    if metrics and all(method in by_name for by_name in run.predictions):
+        samples = [with_targets(by_name[method]) for by_name in run.predictions]
+        whole = [Weighted(found, np.ones((1, len(found.labels)))) for found in samples]
+        for metric in metrics:
+            row[metric.key] = SeedValues(tuple(float(DECISION[metric.key].values(w)[0]) for w in whole))
+    return row
 
 
 def comparison_table(run: Run, view: str) -> dict[str, Row]:
@@ -149,7 +183,19 @@ def comparison_table(run: Run, view: str) -> dict[str, Row]:
         metrics = [m for m in per_seed if m is not None]
         if metrics:
             table[method] = {metric.key: SeedValues(tuple(metric.value(m) for m in metrics)) for metric in columns}
+            table[method] |= _rare_values(run, method) if view == "evaluated" else {}
     return table
+
+
+def baseline_table(run: Run) -> dict[str, Row]:
+    """Baseline → its metrics."""
+    columns = metrics_of(run)
+    by_seed = {name: [seed_run.baselines[name].evaluated for seed_run in run.compared] for name in run.baselines}
+    return {
+        name: {metric.key: SeedValues(tuple(metric.value(m) for m in metrics)) for metric in columns}
+        | _rare_values(run, name)
+        for name, metrics in by_seed.items()
+    }
 
 
 def comparison_tables(run: Run) -> dict[str, dict[str, Row]]:
@@ -166,15 +212,20 @@ def comparison_cells(
     best = {metric.key: best_and_tied(table, metric) if len(table) > 1 else [] for metric in metrics}
     numbers = published or {}
     return {
-        method: [Cell(row[m.key], method in best[m.key], numbers.get(method, {}).get(m.key)) for m in metrics]
+        method: [Cell(row[m.key], method in best[m.key], numbers.get(method, {}).get(m.key), m.digits) for m in metrics]
         for method, row in table.items()
     }
 
 
+def lead_metric(run: Run) -> Metric:
+    """What methods are ranked by: the AUPRC of a rare class, else the main score."""
+    return (*rare_metrics(run), *metrics_of(run))[0]
+
+
 def best_methods(run: Run, limit: int) -> tuple[str, ...]:
-    """The methods with the best score, at most `limit`, in the order of the run."""
-    table, score = comparison_table(run, "evaluated"), run.score
-    ranked = sorted(run.methods, key=lambda m: table[m][score.name].mean, reverse=score.higher_is_better)[:limit]
+    """The best methods by `lead_metric`, at most `limit`, in the order of the run."""
+    table, lead = comparison_table(run, "evaluated"), lead_metric(run)
+    ranked = sorted(run.methods, key=lambda m: table[m][lead.key].mean, reverse=lead.higher_is_better)[:limit]
     return tuple(method for method in run.methods if method in ranked)
 
 
@@ -182,16 +233,17 @@ def best_and_tied(table: Mapping[str, Row], metric: Metric) -> list[str]:
     """The best method, then those that tie with it.
 
     All methods of a seed share clients, batches and outliers, so differences are paired by seed. A method ties if the
-    95 % interval of its mean difference to the best contains 0, or if the difference disappears in two decimals. One
-    seed has no interval; there, only the latter is a tie.
+    95 % interval of its mean difference to the best contains 0, or if the difference disappears in the table. One seed
+    has no interval; there, only the latter is a tie.
     """
     values = {method: row[metric.key] for method, row in table.items()}
     first = (max if metric.higher_is_better else min)(values, key=lambda method: values[method].mean)
-    return [first] + [m for m in values if m != first and _is_tie(values[first], values[m])]
+    visible = 0.5 * 10**-metric.digits
+    return [first] + [m for m in values if m != first and _is_tie(values[first], values[m], visible)]
 
 
-def _is_tie(a: SeedValues, b: SeedValues) -> bool:
-    if abs(a.mean - b.mean) < _VISIBLE:
+def _is_tie(a: SeedValues, b: SeedValues, visible: float) -> bool:
+    if abs(a.mean - b.mean) < visible:
         return True
     if len(a.values) != len(b.values) or len(a.values) < 2:
         return False

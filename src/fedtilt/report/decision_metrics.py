@@ -14,8 +14,6 @@ from fedtilt.evaluation.weighted_predictions import PredictedClasses, reliabilit
 from fedtilt.report.compare import SeedValues, best_methods
 from fedtilt.report.figure import Figure, Style, figure_layout, plotly_text
 from fedtilt.report.run_reader import Run
-from fedtilt.storage.predictions import read_predictions
-from fedtilt.storage.provenance import seed_folder
 
 _MAX_METHODS = 5  # the best
 _RESAMPLES = 200  # a page is written quickly; `fedtilt metrics` takes more
@@ -42,7 +40,7 @@ class DecisionMetrics(NamedTuple):
 
 def decision_metrics(run: Run, styles: Mapping[str, Style]) -> DecisionMetrics:
     """Metrics of the stored predictions of the best methods, and of classes their reliability curves."""
-    stored = [read_predictions(seed_folder(run.folder, seed_run.seed), seed_run.round) for seed_run in run.compared]
+    stored = run.predictions
     methods = [m for m in best_methods(run, _MAX_METHODS) if all(m in by_method for by_method in stored)]
     predictions = {method: [by_method[method] for by_method in stored] for method in methods}
     is_class = run.score is ACCURACY

@@ -11,7 +11,10 @@ from fedtilt.data.groups import in_words
 from fedtilt.report import html
 from fedtilt.report.compare import (
     VIEWS,
+    Cell,
+    Metric,
     Published,
+    baseline_table,
     best_methods,
     comparison_cells,
     comparison_table,
@@ -19,6 +22,7 @@ from fedtilt.report.compare import (
     group_tables,
     metrics_of,
     overview_metrics,
+    rare_metrics,
     worst_clients,
 )
 from fedtilt.report.decision_metrics import decision_metrics
@@ -27,6 +31,7 @@ from fedtilt.report.figure import Style, styles
 from fedtilt.report.figures import MAX_METHODS, build_figures
 from fedtilt.report.run_reader import Run
 from fedtilt.report.summary import cautions, certificates, facts, headline, worst_scores
+from fedtilt.report.verdict import verdict
 from fedtilt.version import __version__
 
 
@@ -46,7 +51,6 @@ def build_page(runs: Sequence[Run], published: Sequence[Published], folder: Path
             _run_values(i, run, numbers, method_styles, folder)
             for i, (run, numbers) in enumerate(zip(runs, published, strict=True))
         ],
-        metrics=metrics_of(runs[0]),
         overview_metrics=overview_metrics(runs[0]),
         score=runs[0].score,
         styles=method_styles,
@@ -74,6 +78,7 @@ def _run_values(
         "headline": headline(run),
         "worst_scores": worst_scores(run),
         "certificate": certificates(run),
+        "verdict": verdict(run),
         "cautions": cautions(run),
         "audit": os.path.relpath(audit, folder) if (audit := run.folder / "audit.html").exists() else "",
         "overview": comparison_cells(comparison_table(run, "evaluated"), overview_metrics(run)),
@@ -83,9 +88,12 @@ def _run_values(
                 "key": view,
                 "title": VIEWS[view].title,
                 "description": VIEWS[view].description,
-                "rows": comparison_cells(table, metrics_of(run), published if view == "evaluated" else {}),
+                "metrics": metrics,
+                "rows": comparison_cells(table, metrics, published if view == "evaluated" else {}),
+                "baselines": _baseline_cells(run, metrics) if view == "evaluated" else {},
             }
             for view, table in comparison_tables(run).items()
+            for metrics in [(rare_metrics(run) if view == "evaluated" else ()) + metrics_of(run)]
         ],
         "groups": [
             {"column": table.column, "metrics": metrics, "rows": comparison_cells(table.rows, metrics)}
@@ -107,6 +115,14 @@ def _run_values(
         "seeds": run.seeds,
         "environment": run.environment,
     } | _settings(run)
+
+
+def _baseline_cells(run: Run, metrics: Sequence[Metric]) -> dict[str, list[Cell | None]]:
+    """Baseline → a cell per metric; None: its predictions are not stored."""
+    return {
+        name: [Cell(row[m.key], is_best=False, digits=m.digits) if m.key in row else None for m in metrics]
+        for name, row in baseline_table(run).items()
+    }
 
 
 def _worst_clients(run: Run) -> dict[str, Any]:

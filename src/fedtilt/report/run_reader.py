@@ -9,7 +9,7 @@ import shlex
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,14 @@ from torch import Tensor
 from fedtilt.data.groups import CLASS
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.evaluation.metrics import SCORES, Counts, Score
+from fedtilt.evaluation.predictions import Predictions
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import interpreting, read_json, read_toml
 from fedtilt.storage.evaluations import Evaluations, History
 from fedtilt.storage.fingerprint import read_fingerprint
+from fedtilt.storage.predictions import read_predictions
 from fedtilt.storage.provenance import read_record
+from fedtilt.storage.run_folder import EARLY_STOP, baselines_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,7 @@ class SeedRun:
     """The results of one seed so far."""
 
     seed: int
+    folder: Path | None = None  # None: the run has no folder
     history: History  # method → (round, metrics) of every evaluated round, the same rounds for every method
     counts: Mapping[str, Counts]  # of the last evaluated round
     total: Tensor  # (N, K) test samples
@@ -40,6 +44,8 @@ class SeedRun:
     class_names: tuple[str, ...]  # of the K columns
     group: str = CLASS  # what the columns are: classes, ranges of the target, or a column of groups
     attackers: tuple[int, ...] = ()  # clients, which are not evaluated
+    has_ended: bool = False  # early, by the stop rule of the run
+    baselines: Mapping[str, RoundMetrics] = field(default_factory=dict)  # after the last evaluated round, by name
 
     @cached_property
     def round(self) -> int:
@@ -100,13 +106,31 @@ class Run:
 
     @property
     def compared(self) -> tuple[SeedRun, ...]:
-        """The seeds that have reached that round."""
-        return tuple(seed_run for seed_run in self.seed_runs if seed_run.round == self.round)
+        """The seeds that have reached that round, or have ended early."""
+        return tuple(seed_run for seed_run in self.seed_runs if seed_run.round == self.round or seed_run.has_ended)
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """Names of what the methods are compared with, in all seeds."""
+        first, *others = (seed_run.baselines for seed_run in self.compared)
+        return tuple(name for name in first if all(name in found for found in others))
+
+    @cached_property
+    def predictions(self) -> tuple[dict[str, Predictions], ...]:
+        """The stored predictions of methods and baselines, for every seed that is compared."""
+        return tuple(
+            {}
+            if seed_run.folder is None
+            else read_predictions(seed_run.folder, seed_run.round)
+            | read_predictions(baselines_folder(seed_run.folder), seed_run.round)
+            for seed_run in self.compared
+        )
 
     @property
     def finished(self) -> bool:
-        """Whether every seed has finished all its rounds."""
-        return len(self.compared) == len(self.seeds) and self.round >= self.rounds
+        """Whether every seed has finished all its rounds, or has ended early."""
+        ended = [seed_run.has_ended or seed_run.round >= self.rounds for seed_run in self.seed_runs]
+        return len(ended) == len(self.seeds) and all(ended)
 
 
 def read_run(folder: Path) -> Run:
@@ -142,7 +166,7 @@ def read_run(folder: Path) -> Run:
     return Run(
         folder=folder,
         name=folder.resolve().name,
-        started=_format_time(record["started"]),
+        started=format_time(record["started"]),
         environment=environment,
         fingerprint=fingerprints[seed_runs[0].seed],
         spec=read_toml(folder / "spec.toml") if (folder / "spec.toml").exists() else None,
@@ -172,9 +196,20 @@ def _read_seed(folder: Path, seed: int, fingerprint: Mapping[str, Any]) -> SeedR
             f"{evaluations.counts_file(last)} has no counts of {', '.join(missing)}; restore it from a copy"
         )
     return SeedRun(
-        seed=seed, history=history, counts={name: counts[name] for name in methods}, total=total,
+        seed=seed, folder=folder, history=history, counts={name: counts[name] for name in methods}, total=total,
+        baselines=_read_baselines(baselines_folder(folder), last),
+        has_ended=(folder / EARLY_STOP).exists(),
         **_read_federation(folder / "federation.json", fingerprint, *total.shape),
     )  # fmt: skip
+
+
+def _read_baselines(folder: Path, round: int) -> dict[str, RoundMetrics]:
+    """The metrics of the baselines; empty while a run has none of its last round."""
+    evaluations = Evaluations(folder)
+    lines = evaluations.read_lines()
+    if lines.damaged:
+        raise InputError(f"{lines.damaged[0]}; resume the run, which computes the baselines again")
+    return {name: line.summary for name, line in lines.rounds.get(round, {}).items()}
 
 
 def _read_history(evaluations: Evaluations, methods: list[str]) -> History | None:
@@ -220,10 +255,10 @@ def _read_federation(path: Path, fingerprint: Mapping[str, Any], clients: int, c
     }  # fmt: skip
 
 
-def _format_time(started: str) -> str:
+def format_time(started: str) -> str:
     """Format a start time.
 
-    >>> _format_time("2026-11-15T03:21:23+0000")
+    >>> format_time("2026-11-15T03:21:23+0000")
     '15 November 2026, 03:21'
     """
     try:

@@ -15,11 +15,14 @@ from fedtilt.report.compare import (
     best_and_tied,
     best_methods,
     comparison_table,
+    lead_metric,
     metrics_of,
     worst_client,
     worst_group,
 )
 from fedtilt.report.run_reader import Run
+from fedtilt.report.verdict import model_cautions
+from fedtilt.text_tables import join_words
 
 _MAX_NAMES = 5  # of attackers
 
@@ -27,7 +30,7 @@ _MAX_NAMES = 5  # of attackers
 def headline(run: Run) -> str:
     """The main result: which methods have the best score and are fairest, or tie."""
     table = comparison_table(run, "evaluated")
-    main, clients, data = metrics_of(run)[:3]
+    (_, clients, data), main = metrics_of(run)[:3], lead_metric(run)
     if len(table) == 1:
         (name, row), = table.items()  # fmt: skip
         article = "an" if main.title[0] in "aM" else "a"  # an accuracy, an MAE
@@ -137,7 +140,7 @@ def cautions(run: Run) -> list[str]:
         sentences.append(f"Attack {attack}.")
     if any(summary.clean for summary in summaries):
         sentences.append(f"Only some clients have outliers; the table “{VIEWS['clean'].title}” leaves them out.")
-    return sentences
+    return sentences + model_cautions(run)
 
 
 def _unfinished(run: Run) -> str:
@@ -161,21 +164,15 @@ def facts(run: Run) -> str:
         if float(outliers["clients"]) < 1:
             data += f" at {float(outliers['clients']):.0%} of the clients".replace("%", " %")
     rounds = f"{run.rounds}" if run.round >= run.rounds else f"{run.round} of {run.rounds}"
+    if any(seed_run.has_ended for seed_run in run.compared):
+        ends = sorted({seed_run.round for seed_run in run.compared})
+        rounds = f"ended early after {ends[0]}{f' to {ends[-1]}' * (len(ends) > 1)} of {run.rounds}"
     counts = f"{rounds} round{'' if rounds == '1' else 's'}, {len(run.seeds)} seed{'s' if len(run.seeds) > 1 else ''}"
     return f"{settings['data']}, {settings['clients']:,} clients, {data}, {counts}"
 
 
 def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
-
-
-def join_words(words: Sequence[str]) -> str:
-    """Join words with commas and "and".
-
-    >>> join_words(["a", "b", "c"])
-    'a, b and c'
-    """
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def format_percent(value: float) -> str:
@@ -188,7 +185,8 @@ def format_percent(value: float) -> str:
 
 
 def _amount(row: Row, metric: Metric) -> str:
-    return f"{row[metric.key].mean:.1f} {metric.unit}".rstrip()
+    digits = 1 if metric.digits == 2 else metric.digits
+    return f"{row[metric.key].mean:.{digits}f} {metric.unit}".rstrip()
 
 
 def _name_methods(group: Sequence[str], methods: int) -> str:

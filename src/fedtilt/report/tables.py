@@ -10,12 +10,15 @@ from fedtilt.report.compare import (
     Published,
     Row,
     SeedValues,
+    baseline_table,
     comparison_cells,
     comparison_tables,
     metrics_of,
+    rare_metrics,
 )
 from fedtilt.report.run_reader import Run
 from fedtilt.report.summary import cautions, certificates, facts, headline, worst_scores
+from fedtilt.report.verdict import verdict
 from fedtilt.text_tables import csv_text, markdown_table, markdown_text
 
 
@@ -26,14 +29,16 @@ def as_markdown(runs: Sequence[Run], published: Sequence[Published]) -> str:
         blocks += [f"## {markdown_text(run.name)}", f"{markdown_text(facts(run))}."]
         blocks += [
             f"**{markdown_text(headline(run))}** {markdown_text(worst_scores(run))}",
-            markdown_text(" ".join(cautions(run))),
+            markdown_text(" ".join([*verdict(run), *cautions(run)])),
         ]
         blocks += [markdown_text(text)] if (text := certificates(run)) else []
-        metrics = metrics_of(run)
         for view, table in comparison_tables(run).items():
             title, description, _ = VIEWS[view]
-            numbers_of_view = numbers if view == "evaluated" else {}
-            blocks += [f"### {title}", description, _markdown_table(table, metrics, numbers_of_view)]
+            evaluated = view == "evaluated"
+            metrics = (rare_metrics(run) if evaluated else ()) + metrics_of(run)
+            baselines = baseline_table(run) if evaluated else {}
+            rows = _markdown_table(table, metrics, numbers if evaluated else {}, baselines)
+            blocks += [f"### {title}", description, rows]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -45,7 +50,7 @@ def as_csv(runs: Sequence[Run], published: Sequence[Published]) -> str:
     published_metrics = [m for m in metrics if any(m.key in row for numbers in published for row in numbers.values())]
     lines: list[list[Any]] = [header + [f"{m.key}_published" for m in published_metrics]]
     for run, numbers in zip(runs, published, strict=True):
-        for view, table in comparison_tables(run).items():
+        for view, table in [*comparison_tables(run).items(), ("baseline", baseline_table(run))]:
             for method, row in table.items():
                 line = [run.name, method, view, run.round, len(row[metrics[0].key].values)]
                 line += [value for m in metrics for value in (row[m.key].mean, row[m.key].std)]
@@ -54,13 +59,13 @@ def as_csv(runs: Sequence[Run], published: Sequence[Published]) -> str:
     return csv_text(lines)
 
 
-def format_mean_std(values: SeedValues) -> str:
+def format_mean_std(values: SeedValues, digits: int = 2) -> str:
     """Mean ± standard deviation over seeds.
 
     >>> format_mean_std(SeedValues((1.0, 3.0))), format_mean_std(SeedValues((2.5,)))
     ('2.00 ± 1.41', '2.50')
     """
-    return f"{values.mean:.2f}" + ("" if values.std is None else f" ± {values.std:.2f}")
+    return f"{values.mean:.{digits}f}" + ("" if values.std is None else f" ± {values.std:.{digits}f}")
 
 
 def format_difference(values: SeedValues, published: float) -> str:
@@ -97,14 +102,19 @@ def format_effect_size(difference: PairedDifference) -> str:
     return f"{difference.effect_size:+.1f}".replace("-", "−").replace("inf", "∞")
 
 
-def _markdown_table(table: Mapping[str, Row], metrics: Sequence[Metric], published: Published) -> str:
+def _markdown_table(
+    table: Mapping[str, Row], metrics: Sequence[Metric], published: Published, baselines: Mapping[str, Row]
+) -> str:
     lines: list[list[str]] = []
     for method, cells in comparison_cells(table, metrics, published).items():
-        texts = [format_mean_std(cell.values) for cell in cells]
+        texts = [format_mean_std(cell.values, cell.digits) for cell in cells]
         bold = [f"**{text}**" if cell.is_best else text for text, cell in zip(texts, cells, strict=True)]
         lines.append([markdown_text(method), *bold])
         if published.get(method):
             lines.append(["published", *("" if c.published is None else f"{c.published:.2f}" for c in cells)])
             differences = ("" if c.published is None else format_difference(c.values, c.published) for c in cells)
             lines.append(["difference", *differences])
+    for name, row in baselines.items():
+        found = (format_mean_std(row[m.key], m.digits) if m.key in row else "" for m in metrics)
+        lines.append([f"*{markdown_text(name)}*", *found])
     return markdown_table(["method", *(m.title for m in metrics)], lines, "---:")

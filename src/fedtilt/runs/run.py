@@ -21,10 +21,12 @@ from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.predictions import Predictions, predict
 from fedtilt.evaluation.results import MethodResult, Result
 from fedtilt.evaluation.round_metrics import metrics_by_method
+from fedtilt.evaluation.stop_check import StopCheck
 from fedtilt.locks import locked
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.parts import constants_of
+from fedtilt.runs.baselines import baselines_of
 from fedtilt.runs.callback import Callback, Callbacks, RunStart, started
 from fedtilt.runs.checkpointing import CHECKPOINT_SECONDS, MEMORY_LIMIT, Summaries, train_rounds
 from fedtilt.runs.export import export_of
@@ -169,17 +171,46 @@ def train_to_end(
         summaries = metrics_by_method(r.counts, r.total, federation.has_outliers, r.privacy, groups, r.attack_success)
         validation = metrics_by_method(r.validation, r.validation_total, federation.has_outliers, None, groups)
         recorder.evaluations.record(r.number, summaries, r.counts, r.total, validation)
+        check.update(r.number, {name: found.evaluated for name, found in validation.items()})
         return summaries
 
-    with started(callback, run_start):
-        last = train_rounds(
-            prepared, recorder, state, record=record, on_round=callback.on_round, notice=callback.on_notice,
-            checkpoint_seconds=checkpoint_seconds, releases=releases,
-        )  # fmt: skip
-    state = state if last is None else last.state
-    assert state is not None  # there is at least one round, trained now or before
+    def on_round(r: Round, summaries: Summaries | None) -> bool:
+        ending.append(bool(callback.on_round(r, summaries)))
+        return summaries is not None and (any(ending) or check.is_over)
+
+    check, ending = StopCheck(prepared.settings.stop), list[bool]()
+    for round, found in recorder.evaluations.validations:
+        check.update(round, {name: metrics.evaluated for name, metrics in found.items()})
+    rounds = prepared.settings.rounds
+    if state is not None and (reason := recorder.end_reason(state.round, rounds)) is not None:
+        callback.on_notice(reason)
+    else:
+        if not check.is_over:  # else the run was killed before it recorded its end
+            with started(callback, run_start):
+                last = train_rounds(
+                    prepared, recorder, state, record=record, on_round=on_round, notice=callback.on_notice,
+                    checkpoint_seconds=checkpoint_seconds, kept_round=lambda: check.kept_round, releases=releases,
+                )  # fmt: skip
+            state = state if last is None else last.state
+        assert state is not None  # there is at least one round, trained now or before
+        state = _end(recorder, state, rounds, check, callback.on_notice)
     _store_predictions(prepared, recorder, state)
-    return _result(prepared, recorder, state, _trained_run(recorder, state, fingerprint))
+    return _result(prepared, recorder, state, _trained_run(recorder, state, fingerprint), callback.on_notice)
+
+
+def _end(recorder: Recorder, state: FederationState, rounds: int, check: StopCheck, notice: Notice) -> FederationState:
+    """The state that a run ends with; after a kill before it is recorded, a resumed run ends with it too."""
+    best, is_early = check.kept_round, check.is_over and state.round < rounds
+    goes_back = best is not None and best < state.round and (is_early or state.round == rounds)
+    if not is_early and not goes_back:
+        return state
+    reason = check.describe(state.round, is_early=is_early)
+    if goes_back:
+        assert best is not None
+        state = recorder.go_back(best, notice)
+    recorder.record_end(state.round, reason, None if is_early else rounds)
+    notice(reason)
+    return state
 
 
 def _trained_run(
@@ -231,15 +262,16 @@ def _notice_screened(round: Round, known: set[tuple[str, int]], notice: Notice) 
 
 
 def _result(
-    prepared: PreparedRun, recorder: Recorder, state: FederationState, trained: Callable[[], TrainedRun]
+    prepared: PreparedRun, recorder: Recorder, state: FederationState, trained: Callable[[], TrainedRun], notice: Notice
 ) -> Result:
-    evaluations = recorder.evaluations
+    evaluations, compared = recorder.evaluations, partial(baselines_of, prepared, recorder, state.round, notice)
     counts, total = evaluations.counts(state.round)
     net = copy.deepcopy(prepared.net).cpu()
     groups = group_names(prepared.federation)
     return Result(
         {
             m.name: MethodResult(
+                name=m.name,
                 method=m,
                 history=evaluations.history[m.name],
                 sums=counts[m.name].evaluated,
@@ -260,6 +292,7 @@ def _result(
         prepared.federation,
         _plot,
         partial(_export, trained),
+        compared() if prepared.settings.baselines else compared,
     )
 
 

@@ -27,6 +27,7 @@ from fedtilt.engine.updates import check_finite
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import compute_metrics
+from fedtilt.evaluation.stop_check import StopCheck
 from fedtilt.executors.in_process import Executor, one_thread
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
@@ -64,7 +65,20 @@ def simulate(
     prepared = prepare(methods, federation, model, train_settings(keywords, settings))
     check_rates_used(prepared.methods, given_settings(keywords, settings))
     check_effects(prepared)
-    return simulate_prepared(prepared, state=state, client_states=client_states)
+    if prepared.settings.stop is not None and prepared.settings.stop.restore_best:
+        raise InputError("restore_best = True of stop needs ft.run: ft.simulate yields rounds, and takes none back")
+    return _until_stop(simulate_prepared(prepared, state=state, client_states=client_states), prepared)
+
+
+def _until_stop(rounds: Iterator[Round], prepared: PreparedRun) -> Iterator[Round]:
+    """The rounds, to the one with which the run ends early."""
+    check = StopCheck(prepared.settings.stop)
+    for round in rounds:
+        yield round
+        if round.validation is not None:
+            check.update(round.number, {m.name: round.metrics(m.name, validation=True) for m in prepared.methods})
+        if check.is_over:
+            return
 
 
 def simulate_prepared(

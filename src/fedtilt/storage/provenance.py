@@ -21,12 +21,12 @@ from fedtilt.training import native
 from fedtilt.version import __version__
 
 # training settings that later versions added: no key for the default, so that folders of earlier ones can be resumed
-_ADDED_SETTINGS = ("privacy", "attack")
+_ADDED_SETTINGS = ("privacy", "attack", "stop")
 
 
 def recorded_settings(methods: Sequence[Method], settings: TrainSettings) -> dict[str, Any]:
     """Methods and training settings as JSON, without those of the machine: a run may be resumed on another one."""
-    without = ["device", "workers", "stack_size", "cluster", "cluster_timeout"]
+    without = ["device", "workers", "stack_size", "cluster", "cluster_timeout", "baselines"]
     without += ["init"]  # where it starts from is part of the fingerprint by its values
     without += [key for key in _ADDED_SETTINGS if getattr(settings, key) is None]
     if not settings.audit:

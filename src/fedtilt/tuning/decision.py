@@ -33,7 +33,9 @@ def difference(ours: SeedScores, theirs: SeedScores, objective: Objective) -> Di
     """
     gains = [objective.better(objective.value(ours[seed]), objective.value(theirs[seed])) for seed in ours]
     resampled = [_resampled_gains(ours[seed], theirs[seed], objective, seed) for seed in ours]
-    errors = [pstdev(fmean(draw) for draw in zip(*resampled, strict=True))]
+    drawn = [fmean(draw) for draw in zip(*resampled, strict=True)]
+    defined = [gain for gain in drawn if not math.isnan(gain)]  # clients without a class have no AUPRC of it
+    errors = [pstdev(defined) if defined else math.inf]
     if len(gains) > 1:
         errors.append(stdev(gains) / math.sqrt(len(gains)))
     return Difference(fmean(gains), max(errors))

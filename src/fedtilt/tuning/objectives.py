@@ -5,16 +5,44 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fedtilt.checks import number
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
+from fedtilt.evaluation.decision_metrics import METRICS
 from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.metrics import GroupCounts, Metrics, compute_group_metrics, compute_metrics
+from fedtilt.evaluation.weighted_predictions import PredictedClasses, Weighted
 
 GROUP = "group:"  # before the name of a grouping
 CLASSIFICATION, REGRESSION = "classification", "regression"
+
+
+class ClientOutputs(NamedTuple):
+    """Probabilities of samples, ordered by client."""
+
+    probabilities: Tensor  # (S, K)
+    labels: Tensor  # (S,)
+    clients: Tensor  # (S,) the row of the client in the tables of sums, ascending
+    rarer: Tensor  # of two classes, the one with fewer samples; −1: there are not two
+
+    def of_clients(self, rows: Tensor) -> "ClientOutputs":
+        """The samples of some clients, in this order; a client may occur several times."""
+        sizes = self.clients.bincount(minlength=int(rows.max()) + 1)
+        starts, chosen = (sizes.cumsum(0) - sizes)[rows], sizes[rows]
+        clients = torch.arange(len(rows)).repeat_interleave(chosen)
+        first = (chosen.cumsum(0) - chosen).repeat_interleave(chosen)
+        samples = torch.arange(len(clients)) - first + starts.repeat_interleave(chosen)
+        return ClientOutputs(self.probabilities[samples], self.labels[samples], clients, self.rarer)
+
+    def metric(self, name: str) -> float:
+        """A metric in percent, of two classes about the rarer one; NaN: not defined."""
+        positive = int(self.rarer) if self.rarer >= 0 else None
+        samples = PredictedClasses(self.labels.numpy(), self.probabilities.double().numpy(), positive)
+        return 100 * float(METRICS[name].values(Weighted(samples, np.ones((1, len(samples.labels)))))[0])
 
 
 class ScoreTable(NamedTuple):
@@ -23,6 +51,7 @@ class ScoreTable(NamedTuple):
     sums: Tensor
     total: Tensor
     groups: Mapping[str, GroupCounts]  # the same by grouping, if the data names groups
+    outputs: ClientOutputs | None = None  # None: no objective needs them
 
     @property
     def metrics(self) -> Metrics:
@@ -32,7 +61,13 @@ class ScoreTable(NamedTuple):
     def of_clients(self, rows: Tensor) -> "ScoreTable":
         """The scores of some clients, in this order; a client may occur several times."""
         groups = {name: GroupCounts(sums[rows], total[rows]) for name, (sums, total) in self.groups.items()}
-        return ScoreTable(self.sums[rows], self.total[rows], groups)
+        outputs = None if self.outputs is None else self.outputs.of_clients(rows)
+        return ScoreTable(self.sums[rows], self.total[rows], groups, outputs)
+
+    def metric(self, name: str) -> float:
+        """A metric of the probabilities on all samples, in percent."""
+        assert self.outputs is not None  # see `Objective.needs_outputs`
+        return self.outputs.metric(name)
 
 
 SeedScores = Mapping[int, ScoreTable]  # seed → the scores of one setting
@@ -47,6 +82,7 @@ class Objective:
     unit: str  # "%" or "points"; empty: that of the target
     higher_is_better: bool
     value: Callable[[ScoreTable], float]
+    needs_outputs: bool = False  # probabilities, beside the sums
 
     def better(self, value: float, other: float) -> float:
         """How much better a value is than another one; negative: worse."""
@@ -76,6 +112,12 @@ OBJECTIVES = {  # task → objectives by name, the main one first
 }  # fmt: skip
 
 
+OUTPUT_OBJECTIVES = {  # of classes: metrics of the probabilities on all samples, of two classes about the rarer one
+    name: Objective(name, METRICS[name].title, "%", True, lambda s, name=name: s.metric(name), True)  # type: ignore[misc]
+    for name in ("auroc", "auprc", "f1", "balanced_accuracy")
+}
+
+
 def task_of(federation: Federation) -> str:
     """What the models of a federation learn."""
     return CLASSIFICATION if federation.target is None else REGRESSION
@@ -97,12 +139,15 @@ def find_objective(name: str, federation: Federation) -> Objective:
     """
     task, groups = task_of(federation), group_names(federation)
     groups = groups if len(groups) > 1 else {}  # the classes alone are not groups that the data names
-    known = [*OBJECTIVES[task], *(f"{GROUP}{column}" for column in groups)]
+    by_name = OBJECTIVES[task] | (OUTPUT_OBJECTIVES if task == CLASSIFICATION else {})
+    known = [*by_name, *(f"{GROUP}{column}" for column in groups)]
     if name not in known:
         hint = "" if groups else ", group:COLUMN (name the column in data.group)"
         raise InputError(f"there is no objective {name!r} for {task}; choose one of {', '.join(known)}{hint}")
-    if name in OBJECTIVES[task]:
-        return OBJECTIVES[task][name]
+    if name in OUTPUT_OBJECTIVES and len(federation.evaluation("validation")[1].unique()) < 2:
+        raise InputError(f"by = {name!r} needs validation samples of two classes or more; raise clients.validation")
+    if name in by_name:
+        return by_name[name]
     column, main = name.removeprefix(GROUP), main_objective(task)
     return Objective(
         name, f"worst {column}", main.unit, main.higher_is_better,

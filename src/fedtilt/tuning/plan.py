@@ -39,8 +39,13 @@ class Plan(NamedTuple):
 
     @property
     def main(self) -> Objective:
-        """The objective that a collapsed model is known by."""
-        return main_objective(self.task)
+        """The objective that a collapsed model is known by: with a rare class, accuracy is not."""
+        return self.by if self.by.needs_outputs else main_objective(self.task)
+
+    @property
+    def needs_outputs(self) -> bool:
+        """Whether an objective needs probabilities."""
+        return any(objective.needs_outputs for objective in (self.by, *(c.objective for c in self.constraints)))
 
     @property
     def front(self) -> list[Objective]:

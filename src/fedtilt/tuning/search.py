@@ -79,7 +79,13 @@ class Search:
         self._file = None if folder is None else folder / "progress.json"
         self._progress = Progress.read(self._file)
         self._trainer = Trainer(
-            tuned, self._candidates, storage._replace(folder=folder), self._on_round, self._check_time, self._notice
+            tuned,
+            self._candidates,
+            storage._replace(folder=folder),
+            self._on_round,
+            self._check_time,
+            self._notice,
+            outputs=plan.needs_outputs,
         )
         self._trainer.ended = self._progress.ended
         self._seconds_before, self._started = self._progress.seconds, time.monotonic()

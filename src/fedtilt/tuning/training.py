@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedtilt.cluster.connection import connected, tensors_as_arrays
@@ -34,7 +35,7 @@ from fedtilt.simulation import Round
 from fedtilt.storage.fingerprint import fingerprint_of, read_fingerprint
 from fedtilt.storage.run_folder import InMemoryRun, Notice, Recorder, RunFolder
 from fedtilt.training.precision import fp32_deterministic
-from fedtilt.tuning.objectives import ScoreTable, SeedScores
+from fedtilt.tuning.objectives import ClientOutputs, ScoreTable, SeedScores
 from fedtilt.tuning.tuned_method import Candidate, TunedMethod
 
 _NOTICE_SECONDS = 30.0  # between two messages about the tasks of a cluster
@@ -72,12 +73,14 @@ class Trainer:
         on_round: called after every round
         check_time: called while tasks of a cluster train; raises `OutOfTime` when the budget is spent
         notice: called with messages for the user
+        outputs: whether scores include probabilities
     """
 
     def __init__(
         self, tuned: TunedMethod, candidates: Mapping[str, Candidate], storage: Storage,
-        on_round: Callable[[Round], None], check_time: Callable[[], None], notice: Notice,
+        on_round: Callable[[Round], None], check_time: Callable[[], None], notice: Notice, *, outputs: bool = False,
     ) -> None:  # fmt: skip
+        self._outputs = outputs
         self._tuned, self._candidates, self._storage = tuned, candidates, storage
         self._on_round, self._check_time, self._notice = on_round, check_time, notice
         self._states: dict[tuple[int, str, int], FederationState] = {}  # (stage, setting, seed) → where it stopped
@@ -141,6 +144,7 @@ class Trainer:
             until=stage.rounds,
             starts={name: state for name, state in before.items() if state is not None},
             storage=self._storage._replace(folder=folder),
+            outputs=self._outputs,
         )
 
     def _finished(self, trial: "Trial", group: Sequence[str]) -> tuple[FederationState | None, SettingScores]:
@@ -163,7 +167,7 @@ class Trainer:
         for name in names:
             candidate = self._candidates[name]
             prepared = self._tuned.prepare(seed, [candidate.method], candidate.settings)
-            scores |= score(prepared, self._states[stage.number, name, seed], "test")
+            scores |= score(prepared, self._states[stage.number, name, seed], "test", outputs=self._outputs)
         if path is not None:
             write_scores(path, scores)
         return scores
@@ -227,6 +231,7 @@ class Trial(NamedTuple):
     until: int  # the round
     starts: Mapping[str, FederationState]  # for every method, the state that it continues from; empty: from the start
     storage: Storage
+    outputs: bool = False  # whether scores include probabilities
 
     @property
     def scores_file(self) -> Path:
@@ -270,7 +275,7 @@ def train_trial(
         try:
             prepared = tuned.prepare(trial.seed, methods, trial.settings)
             state = _train(prepared, trial, on_round, notice)
-            scores = score(prepared, state, "validation")
+            scores = score(prepared, state, "validation", outputs=trial.outputs)
         except Diverged as error:  # the others start this stage again
             notice(f"{error}; continuing without {'it' if len(error.methods) == 1 else 'them'}")
             methods = [m for m in methods if m.name not in error.methods]
@@ -323,8 +328,8 @@ def _copied(starts: Mapping[str, FederationState], client_states: ClientStates) 
 # -- scores ------------------------------------------------------------------------------------------------------------
 
 
-def score(prepared: PreparedRun, state: FederationState, split: str) -> SettingScores:
-    """The scores of methods on test or validation data.
+def score(prepared: PreparedRun, state: FederationState, split: str, *, outputs: bool = False) -> SettingScores:
+    """The scores of methods on test or validation data, with `outputs` also their probabilities.
 
     On validation data, without the clients that have no personal model yet: after few rounds they would outnumber the
     others.
@@ -333,9 +338,15 @@ def score(prepared: PreparedRun, state: FederationState, split: str) -> SettingS
     with one_thread(device), fp32_deterministic(device):
         evaluator = Evaluator(federation, prepared.net.to(device), prepared.parts, device, split)
         found = evaluator.all_counts(prepared.methods, state)
+        predicted = {m.name: evaluator.predictions(m, state) for m in prepared.methods} if outputs else {}
     total, columns, scores = evaluator.total, _groupings(federation), {}
+    _, labels, clients = federation.evaluation(split)
+    sizes = labels.bincount(minlength=federation.classes) if outputs else torch.zeros(0)
+    rarer = torch.tensor(-1) if len(sizes) != 2 else (sizes[0] >= sizes[1]).long()
     for name, counts in found.items():
-        scores[name] = ScoreTable(counts.evaluated, total, counts.by_grouping(total, columns) if columns else {})
+        of_samples = ClientOutputs(predicted[name], labels, clients, rarer) if outputs else None
+        groups = counts.by_grouping(total, columns) if columns else {}
+        scores[name] = ScoreTable(counts.evaluated, total, groups, of_samples)
         trained = ~counts.never_selected
         if split == "validation" and counts.personal is not None and total[trained].any():
             scores[name] = scores[name].of_clients(trained.nonzero()[:, 0])
@@ -355,6 +366,8 @@ def write_scores(path: Path, scores: SettingScores) -> None:
         tensors |= {f"{name}/sums": table.sums, f"{name}/total": table.total}
         for i, (sums, total) in enumerate(table.groups.values()):
             tensors |= {f"{name}/sums-{i}": sums, f"{name}/total-{i}": total}
+        if table.outputs is not None:
+            tensors |= {f"{name}/{key}": tensor for key, tensor in table.outputs._asdict().items()}
     write_tensors(path, {key: tensor.clone() for key, tensor in tensors.items()})  # totals are shared
 
 
@@ -367,5 +380,8 @@ def read_scores(path: Path, federation: Federation) -> SettingScores:
                 column: GroupCounts(tensors[f"{name}/sums-{i}"], tensors[f"{name}/total-{i}"])
                 for i, column in enumerate(_groupings(federation))
             }
-            scores[name] = ScoreTable(tensors[f"{name}/sums"], tensors[f"{name}/total"], groups)
+            outputs = None
+            if f"{name}/probabilities" in tensors:
+                outputs = ClientOutputs(*(tensors[f"{name}/{key}"] for key in ClientOutputs._fields))
+            scores[name] = ScoreTable(tensors[f"{name}/sums"], tensors[f"{name}/total"], groups, outputs)
     return scores

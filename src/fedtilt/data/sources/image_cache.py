@@ -122,7 +122,7 @@ def decode_image(path: Path, size: tuple[int, int] | None, channels: int | None)
 
     try:
         with Image.open(path) as image:
-            upright = ImageOps.exif_transpose(image)
+            upright = ImageOps.exif_transpose(eight_bits(path, image))
             picture = upright.convert(MODES[channels] if channels else natural_mode(path, upright))
             if size is not None and picture.size != (size[1], size[0]):
                 picture = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR)
@@ -134,11 +134,24 @@ def decode_image(path: Path, size: tuple[int, int] | None, channels: int | None)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
+def eight_bits(name: object, image: Any) -> Any:
+    """A grey image of 16 bits per pixel with 8, 65,535 as 255; others as they are."""
+    if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
+        return image
+    pixels = np.asarray(image)
+    if image.mode == "F" or pixels.min() < 0 or pixels.max() > 65_535:
+        raise InputError(f"image {name} has more than 16 bits per pixel (mode {image.mode}); save it with 8 or 16")
+    if pixels.max() < 4096:
+        text = (
+            "some 16-bit images have values below 4,096 alone, nearly black as 8-bit ones; stretch them to 65,535 first"
+        )
+        warnings.warn(InputWarning(text), stacklevel=2)
+    return pillow().fromarray((pixels // 257).astype(np.uint8))
+
+
 def natural_mode(path: Path, image: Any) -> str:
     """Pillow's mode that keeps all channels of an image."""
-    if image.mode in ("I", "F") or image.mode.startswith("I;"):
-        raise InputError(f"image {path} has more than 8 bits per pixel (mode {image.mode}); save it with 8 bits")
-    if image.mode in ("1", "L"):
+    if image.mode in ("1", "L", "I") or image.mode.startswith("I;16"):
         return "L"
     return "RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB"
 

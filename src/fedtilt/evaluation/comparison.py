@@ -1,0 +1,96 @@
+"""Which of two sets of models is better on the same test samples: on average over clients, and for which clients."""
+
+import math
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedtilt.evaluation.intervals import MIN_CLIENTS
+from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.evaluation.statistics import PairedDifference, mean_difference
+
+
+class Comparison(NamedTuple):
+    """Ours against theirs; above 0, ours are better: points of accuracy, or a lower absolute error."""
+
+    difference: PairedDifference  # mean over clients
+    clients: dict[str, float]  # the difference of every client that has test samples
+    p_values: dict[str, float]  # of these, by an exact sign test
+
+    def worse(self, level: float = 0.05) -> list[str]:
+        """The clients for which theirs are better beyond chance, with this probability of naming any wrongly.
+
+        (S. Holm, A simple sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6, 1979.)
+        """
+        named: list[str] = []
+        ordered = sorted(self.p_values, key=self.p_values.__getitem__)
+        for rank, client in enumerate(ordered):
+            if self.p_values[client] > level / (len(ordered) - rank):
+                break
+            if self.clients[client] < 0:
+                named.append(client)
+        return named
+
+
+def sample_scores(predictions: Predictions) -> Tensor:
+    """100 for a correct prediction, else 0; of numbers, minus the absolute error, (S,) float64."""
+    if predictions.numbers is None:
+        return 100.0 * (predictions.outputs.argmax(1) == predictions.labels).double()
+    return -(predictions.outputs - predictions.numbers.double()).abs()
+
+
+def compare(ours: Predictions, theirs: Predictions, confidence: float = 0.95) -> Comparison:
+    """Compare predictions on the same samples.
+
+    The interval of the mean over clients is Student's t over clients; among fewer than `MIN_CLIENTS`, the clients are
+    fixed, and the variance is that of their samples. For a client, the samples on which only one of the two is right
+    (or nearer to the target) are heads and tails of a fair coin if both are equally good. (Q. McNemar, Note on the
+    sampling error of the difference between correlated proportions, Psychometrika 12, 1947.)
+    """
+    gains = sample_scores(ours) - sample_scores(theirs)
+    grouping = ours.groupings[CLIENT]
+    clients, p_values, variances = {}, {}, []
+    for number, name in enumerate(grouping.names):
+        of_client = gains[grouping.codes == number]
+        if len(of_client):
+            clients[name] = float(of_client.mean())
+            p_values[name] = _sign_test(int((of_client > 0).sum()), int((of_client < 0).sum()))
+            variances.append(float(of_client.var(correction=0)) / max(1, len(of_client) - 1))
+    return Comparison(_mean_over_clients(list(clients.values()), variances, confidence), clients, p_values)
+
+
+def compare_clients(ours: Tensor, theirs: Tensor, variances: Tensor, confidence: float = 0.95) -> PairedDifference:
+    """The mean difference of clients' values, (clients,), with the variance of each difference."""
+    return _mean_over_clients((ours - theirs).tolist(), variances.tolist(), confidence)
+
+
+def _mean_over_clients(differences: list[float], variances: list[float], confidence: float) -> PairedDifference:
+    if len(differences) >= MIN_CLIENTS:
+        return mean_difference(differences, confidence)
+    from scipy.special import ndtr, ndtri
+
+    count, mean = len(differences), math.fsum(differences) / len(differences)
+    error = math.sqrt(math.fsum(variances)) / count
+    margin = float(ndtri((1 + confidence) / 2)) * error
+    p_value = 2 * float(ndtr(-abs(mean) / error)) if error else float(mean == 0)
+    return PairedDifference(mean, mean - margin, mean + margin, p_value, mean / error if error else math.nan, count)
+
+
+def _sign_test(wins: int, losses: int) -> float:
+    """The two-sided p value of `wins` heads among wins + losses throws of a fair coin."""
+    count, fewer = wins + losses, min(wins, losses)
+    return min(1.0, 2 * sum(math.comb(count, k) for k in range(fewer + 1)) / 2**count)
+
+
+def chance_spread(scores: Tensor, samples: Tensor) -> float:
+    """The standard deviation over clients that chance alone gives if all are equally accurate, in points.
+
+    Args:
+        scores: accuracy of every client in percent, (clients,)
+        samples: their test samples, (clients,)
+
+    >>> round(chance_spread(torch.tensor([90.0, 70.0]), torch.tensor([16, 16])), 1)
+    10.0
+    """
+    mean = float(scores.mean()) / 100
+    return 100 * math.sqrt(float((mean * (1 - mean) / samples.double()).mean()))

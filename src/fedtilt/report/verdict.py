@@ -1,0 +1,230 @@
+"""Is it any good? Sentences on whether federation helps, against what, and for whom it does not."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtilt.data.groups import CLASS
+from fedtilt.evaluation.comparison import Comparison, chance_spread, compare, compare_clients
+from fedtilt.evaluation.decision_metrics import METRICS
+from fedtilt.evaluation.intervals import bootstrap
+from fedtilt.evaluation.metrics import ACCURACY, client_scores
+from fedtilt.evaluation.metrics_frame import with_targets
+from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.evaluation.statistics import PairedDifference
+from fedtilt.evaluation.weighted_predictions import Weighted
+from fedtilt.report.compare import baseline_table, comparison_table, lead_metric, rare_class
+from fedtilt.report.run_reader import Run
+from fedtilt.text_tables import join_words
+
+FEW_SAMPLES = 25  # of a client: with fewer, its accuracy is uncertain by 20 points or more
+_MAX_NAMES = 5  # of clients
+_POOLED = {
+    "pooled logistic": "a logistic regression",
+    "pooled linear": "a linear regression",
+    "pooled boosting": "gradient boosting",
+}
+_RESAMPLES = 500
+_OTHER_SAMPLES = 5  # of other classes, all predicted wrongly, before a client's model counts as collapsed
+_NOTICED = 0.5  # points by which personal models are worse than the shared one
+
+
+def verdict(run: Run) -> list[str]:
+    """Whether the best method is better than every client alone, than one prediction for all, and than pooled rows.
+
+    Empty if the run has no baselines, or has not stored its predictions. The best method is chosen on the data that it
+    is compared on, so the confidence of its intervals is raised by the number of methods (Bonferroni).
+    """
+    stored = run.predictions
+    names = [name for name in run.baselines if all(name in by_name for by_name in stored)]
+    if not names or not all(method in by_name for by_name in stored for method in run.methods):
+        return []
+    rows, lead = comparison_table(run, "evaluated") | baseline_table(run), lead_metric(run)
+    choose = max if lead.higher_is_better else min
+    best = choose(run.methods, key=lambda method: rows[method][lead.key].mean)
+    sentences = _about_local(run, best) if "local" in names else []
+    constant = next((name for name in names if name in ("majority", "mean")), None)
+    if constant is not None:
+        sentences.append(_about_constant(run, best, constant, rows[constant][lead.key].mean))
+    if pooled := [name for name in names if name.startswith("pooled")]:
+        model = choose(pooled, key=lambda name: rows[name][lead.key].mean)
+        gap = _difference(run, best, model)
+        value, clearly = (
+            _value(run, rows[model][lead.key].mean),
+            {1: "is worse", 0: "is not clearly better", -1: "is better"},
+        )
+        sentences.append(
+            f"With all rows in one place, {_POOLED[model]} has {value} and {clearly[gap.sign()]}: against it, "
+            f"{_change(run, best, gap)}."
+        )
+    return sentences
+
+
+def _about_local(run: Run, best: str) -> list[str]:
+    gap, count = _difference(run, best, "local"), run.fingerprint["clients"]
+    text = f"against every client alone, {_change(run, best, gap)}, {_over(run, count)}"
+    sentence = {
+        1: f"Federation helps: {text}.",
+        0: f"Whether federation helps is not clear: {text}.",
+        -1: f"Federation does not help here: {text}.",
+    }[gap.sign()]
+    found = _comparison(run.predictions[0], best, "local")
+    worse, lower = found.worse(), [name for name, value in found.clients.items() if value < 0]
+    seed = f" in seed {run.compared[0].seed}" if len(run.compared) > 1 else ""
+    if worse:
+        return [sentence, f"Better off alone beyond chance{seed}: {_names(worse)}."]
+    if lower:
+        by_chance = f"a better {run.score.title} alone{seed}, none beyond chance: {_names(lower)}"
+        return [sentence, f"{len(lower)} of {len(found.clients)} clients have {by_chance}."]
+    return [sentence, f"No client has a better {run.score.title} alone{seed}."]
+
+
+def _about_constant(run: Run, best: str, constant: str, value: float) -> str:
+    what = "Predicting the majority class" if constant == "majority" else "Predicting the mean"
+    if rare_class(run) is not None:
+        what = "A random ranking"
+    gap = _difference(run, best, constant)
+    what, change = f"{what} has {_value(run, value)}", _change(run, best, gap)
+    if gap.sign() > 0:
+        return f"{what}; against it, {change}."
+    return f"{what}, and no method is clearly better: against it, {change}. Train longer, or look at the columns."
+
+
+def _over(run: Run, clients: int) -> str:
+    return "on all test samples" if rare_class(run) is not None else f"mean over {clients:,} clients"
+
+
+def _value(run: Run, value: float) -> str:
+    if rare_class(run) is not None:
+        return f"an AUPRC of {value:.3f}"
+    return f"{value:.1f} %" if run.score is ACCURACY else f"an {run.score.title} of {value:.4g}"
+
+
+def _change(run: Run, method: str, gap: PairedDifference) -> str:
+    """By how much a method changes the score, with its interval."""
+    what = "AUPRC" if rare_class(run) is not None else run.score.title
+    digits, unit = (3, "") if rare_class(run) is not None else (1, " points") if run.score is ACCURACY else (None, "")
+    # of errors, a positive difference is a lower error; the text has the sign of the error itself
+    sign = 1 if run.score.higher_is_better else -1
+    ends = sorted(sign * end for end in (gap.low, gap.high))
+    mean, low, high = (f"{v:+.4g}" if digits is None else f"{v:+.{digits}f}" for v in (sign * gap.mean, *ends))
+    return f"{method} changes the {what} by {mean}{unit} (95 % interval {low} to {high})".replace("-", "−")
+
+
+def _difference(run: Run, ours: str, theirs: str) -> PairedDifference:
+    """The mean over seeds of the difference; positive: ours is better. The interval is the widest of the seeds'."""
+    confidence = 1 - 0.05 / len(run.methods)
+    found = []
+    for by_name in run.predictions:
+        if rare_class(run) is not None:
+            found.append(_auprc_difference(by_name[ours], by_name[theirs], confidence))
+        else:
+            found.append(compare(by_name[ours], by_name[theirs], confidence).difference)
+    mean = fmean(gap.mean for gap in found)
+    below, above = max(gap.mean - gap.low for gap in found), max(gap.high - gap.mean for gap in found)
+    return found[0]._replace(mean=mean, low=mean - below, high=mean + above)
+
+
+def _comparison(by_name: dict[str, Predictions], ours: str, theirs: str) -> Comparison:
+    return compare(by_name[ours], by_name[theirs])
+
+
+def _auprc_difference(ours: Predictions, theirs: Predictions, confidence: float) -> PairedDifference:
+    """The difference of the AUPRC of the rare class, on the same resamples of clients, or of samples."""
+    clients, metrics = ours.groupings[CLIENT].codes.numpy(), ["auprc"]
+    drawn = [bootstrap(with_targets(p), clients, metrics, _RESAMPLES, 0).values["auprc"] for p in (ours, theirs)]
+    gaps, whole = drawn[0] - drawn[1], np.ones((1, len(clients)))
+    value, other = (float(METRICS["auprc"].values(Weighted(with_targets(p), whole))[0]) for p in (ours, theirs))
+    tail = (1 - confidence) / 2
+    low, high = np.nanquantile(gaps, [tail, 1 - tail])
+    return PairedDifference(value - other, float(low), float(high), np.nan, np.nan, len(gaps))
+
+
+def _names(names: Sequence[str]) -> str:
+    more = [f"{len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
+    return join_words([*names[:_MAX_NAMES], *more])
+
+
+# -- what to know before trusting the numbers, from counts alone ------------------------------------------------------
+
+
+def model_cautions(run: Run) -> list[str]:
+    """Personal models that are worse than the shared one, models that predict one class, clients with few samples."""
+    texts = [text for m in run.methods for text in (_about_personal(run, m), _about_one_class(run, m))]
+    return [text for text in (*texts, _about_few_samples(run)) if text]
+
+
+def _about_personal(run: Run, method: str) -> str:
+    """Whether the personal models of a method are worse than its shared model."""
+    gaps, means = [], []
+    for seed_run in run.compared:
+        counts = seed_run.counts[method]
+        if counts.personal is None:
+            return ""
+        shared, personal = (client_scores(sums, seed_run.total) for sums in (counts.shared, counts.personal))
+        samples = seed_run.total.sum(1)
+        variance = sum(score * (100 - score) for score in (shared, personal)) / samples[samples > 0]
+        if run.score is not ACCURACY:
+            variance = torch.full_like(shared, torch.inf)  # unknown from sums of errors, with few clients
+        sign = 1 if run.score.higher_is_better else -1
+        gaps.append(compare_clients(sign * personal, sign * shared, variance))
+        means.append((float(shared.mean()), float(personal.mean())))
+    shared_mean, personal_mean = (fmean(values) for values in zip(*means, strict=True))
+    noticed = _NOTICED if run.score is ACCURACY else 0.01 * shared_mean
+    if fmean(gap.mean for gap in gaps) > -noticed:
+        return ""
+    chance = "" if all(gap.sign() < 0 for gap in gaps) else ", which may be chance"
+    values = [run.score.text(v, 1) if run.score is ACCURACY else f"{v:.4g}" for v in (personal_mean, shared_mean)]
+    return (
+        f"The personal models of {method} are worse than its shared model: {run.score.title} {values[0]} against "
+        f"{values[1]}, mean over clients{chance}. Raise mu, or use the shared model."
+    )
+
+
+def _about_one_class(run: Run, method: str) -> str:
+    """Whether a method predicts one class alone: everywhere, or within most clients."""
+    tables = [(s.counts[method].evaluated, s.total) for s in run.compared if s.group == CLASS]
+    if not tables or run.score is not ACCURACY:
+        return ""
+    if all(bool(_one_class(sums.sum(0, keepdim=True), total.sum(0, keepdim=True), 1)) for sums, total in tables):
+        return f"{method} predicts the same class for every test sample: train longer, or with a higher learning rate."
+    judged = [(total.sum(1) - total.amax(1)) >= _OTHER_SAMPLES for _, total in tables]
+    found = [_one_class(sums, total, _OTHER_SAMPLES) for sums, total in tables]
+    one, several = sum(int(c.sum()) for c in found), sum(int(c.sum()) for c in judged)
+    if 2 * one <= several:
+        return ""
+    return f"{method} predicts one class only for {one} of {several} clients with several classes: it has collapsed."
+
+
+def _one_class(correct: Tensor, total: Tensor, others: int) -> Tensor:
+    """Where one class is always right and all others, with at least so many samples, never, (clients,) bool."""
+    present = total > 0
+    always, never = (correct == total) & present, (correct == 0) & present
+    wrong = (total * never).sum(1)
+    return (always.sum(1) == 1) & ((always | never) == present).all(1) & (wrong >= others)
+
+
+def _about_few_samples(run: Run) -> str:
+    """Clients whose figure means little, and the spread that chance alone gives."""
+    if run.score is not ACCURACY:
+        return ""
+    samples = torch.cat([seed_run.total.sum(1) for seed_run in run.compared])
+    samples = samples[samples > 0]
+    few = int((samples < FEW_SAMPLES).sum())
+    if not few:
+        return ""
+    spreads = [
+        chance_spread(client_scores(s.sums(method), s.total), s.total.sum(1)[s.total.sum(1) > 0])
+        for s in run.compared
+        for method in run.methods
+    ]
+    who = "All clients" if few == len(samples) else f"{few:,} of {len(samples):,} clients"
+    low, high = round(min(spreads), 1), round(max(spreads), 1)
+    spread = f"{low} points" if low == high else f"{low} to {high} points"
+    return (
+        f"{who} have fewer than {FEW_SAMPLES} test samples: the accuracy of one is uncertain by 20 points or more. If "
+        f"all clients were equally good, chance alone would give a client fairness of {spread}."
+    )

@@ -1,0 +1,124 @@
+"""What a run is compared with: computed once at its end, and stored like an evaluated round, in seed-N/baselines/."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from fedtilt.data.inputs import take
+from fedtilt.engine.client_states import ClientStates
+from fedtilt.engine.prepare import PreparedRun, example_jobs
+from fedtilt.evaluation.baselines import constant_outputs, pooled_outputs, pooled_problem
+from fedtilt.evaluation.groups import group_names
+from fedtilt.evaluation.metrics import Counts, GroupCounts
+from fedtilt.evaluation.predictions import Predictions, predict, predictions_of
+from fedtilt.evaluation.results import Baselines, EvaluatedResult
+from fedtilt.evaluation.round_metrics import metrics_by_method
+from fedtilt.methods import Method, local
+from fedtilt.methods.personal import Personal
+from fedtilt.runs.checkpointing import MEMORY_LIMIT
+from fedtilt.simulation import simulate_prepared
+from fedtilt.storage.evaluations import EvaluationHistory, Evaluations
+from fedtilt.storage.predictions import is_small, read_prediction, write_predictions
+from fedtilt.storage.run_folder import Notice, Recorder, RunFolder, baselines_folder
+from fedtilt.training import choose_backend
+
+
+def baselines_of(prepared: PreparedRun, recorder: Recorder, round: int, notice: Notice) -> Baselines:
+    """The baselines of a run after its last round, computed unless its folder has them."""
+    folder = baselines_folder(recorder.folder) if isinstance(recorder, RunFolder) else None
+    if folder is None:
+        evaluations, found = EvaluationHistory(), _compute(prepared, notice)
+        _record(prepared, evaluations, round, found)
+        return _results(prepared, evaluations, round, {name: partial(_same, p) for name, p in found.items()})
+    stored = Evaluations(folder)
+    lines = stored.read_lines()
+    names = list(lines.rounds.get(round, {}))
+    if lines.damaged or not names or round in stored.problems(lines, names):
+        stored.restore(0, [], lambda _: False, notice)  # of fewer rounds, or damaged
+        found = _compute(prepared, notice)
+        _record(prepared, stored, round, found)
+        samples = sum(map(len, prepared.federation.test_index))
+        if is_small(len(found), samples, prepared.federation.outputs):
+            write_predictions(folder, round, found)
+    else:
+        stored.restore(round, names, lambda _: True, notice)
+    read = {name: partial(read_prediction, folder, round, name) for name in stored.history}
+    return _results(prepared, stored, round, read)
+
+
+def _same(predictions: Predictions) -> Predictions:
+    return predictions
+
+
+def _compute(prepared: PreparedRun, notice: Notice) -> dict[str, Predictions]:
+    federation, seed = prepared.federation, prepared.settings.seed
+    outputs = constant_outputs(federation, seed)
+    problem = pooled_problem(federation)
+    if problem:
+        notice(f"no pooled baselines: {problem}")
+    found = predictions_of(federation, outputs | ({} if problem else pooled_outputs(federation, seed)))
+    return found if any(map(_is_local, prepared.methods)) else _train_alone(prepared, notice) | found
+
+
+def _is_local(method: Method) -> bool:
+    """Whether the clients of a method train alone."""
+    personal = method.personal
+    return isinstance(personal, Personal) and personal.mu == 0 and personal.start == "initial"
+
+
+def _train_alone(prepared: PreparedRun, notice: Notice) -> dict[str, Predictions]:
+    """Every client alone: from the initial model, with the settings of the run and as many steps as it has on average.
+
+    All train in every round, in as many rounds as a client is selected on average.
+    """
+    settings, method = prepared.settings, local()
+    rounds = max(1, round(settings.rounds * settings.participation))
+    alone = replace(
+        settings, rounds=rounds, eval_every=rounds, participation=1.0, privacy=None, attack=None, audit=False,
+        screen=None, server_optimizer=None,
+    )  # fmt: skip
+    federation = prepared.federation
+    jobs = example_jobs([method], prepared.net, prepared.parts, alone, federation)
+    sample, weighted = take(federation.clean_train(0)[0], slice(0, 1)), federation.dataset.weight_train is not None
+    backend = choose_backend(prepared.net, jobs, prepared.device.type, alone.backend, sample, alone.precision, weighted)
+    trained = prepared._replace(methods=[method], settings=alone, backend=backend, mechanism=None)
+    for last in simulate_prepared(trained, client_states=ClientStates(None, MEMORY_LIMIT), notice=notice):
+        state = last.state
+    return predict(trained, [method], state)
+
+
+def _record(prepared: PreparedRun, evaluations: EvaluationHistory, round: int, found: dict[str, Predictions]) -> None:
+    """Record the sums and metrics of the baselines as those of methods without personal models."""
+    federation, groups = prepared.federation, group_names(prepared.federation)
+    counts = {}
+    for name, predictions in found.items():
+        (sums, total), *others = [predictions.counts(group) for group in groups]
+        never_selected = torch.zeros(len(total), dtype=torch.bool)
+        counts[name] = Counts(sums, None, never_selected, tuple(GroupCounts(*other) for other in others))
+    summaries = metrics_by_method(counts, total, federation.has_outliers, None, groups)
+    evaluations.record(round, summaries, counts, total)
+
+
+def _results(
+    prepared: PreparedRun,
+    evaluations: EvaluationHistory,
+    round: int,
+    predictions: Mapping[str, Callable[[], Predictions]],
+) -> Baselines:
+    groups = group_names(prepared.federation)
+    counts, total = evaluations.counts(round)
+    return {
+        name: EvaluatedResult(
+            name=name,
+            history=history,
+            sums=counts[name].evaluated,
+            total=total,
+            client_names=prepared.federation.client_names,
+            group_names=groups,
+            group_counts=counts[name].by_grouping(total, groups),
+            _predict=predictions[name],
+        )
+        for name, history in evaluations.history.items()
+    }

@@ -1,0 +1,138 @@
+"""The sentences that say whether a run is any good, on counts and predictions with a known answer."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedtilt.data.groups import CLASS
+from fedtilt.evaluation.groups import Grouping
+from fedtilt.evaluation.metrics import Counts
+from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.evaluation.round_metrics import round_metrics
+from fedtilt.report.compare import overview_metrics, rare_class
+from fedtilt.report.run_reader import Run, SeedRun
+from fedtilt.report.verdict import model_cautions, verdict
+
+CLIENTS, SAMPLES = 8, 40
+OWNER = torch.arange(CLIENTS).repeat_interleave(SAMPLES)
+LABELS = (torch.arange(CLIENTS * SAMPLES) % SAMPLES < 12).long()  # class 1 has 30 %
+
+
+def predicting(wrong_per_client: list[int], labels: torch.Tensor = LABELS) -> Predictions:
+    """Predictions with that many wrong ones at each client, spread over its samples."""
+    outputs = torch.nn.functional.one_hot(labels, 2).float() * 0.8 + 0.1
+    for client, wrong in enumerate(wrong_per_client):
+        rows = (OWNER == client).nonzero()[:, 0][torch.linspace(0, SAMPLES - 1, wrong).long()] if wrong else []
+        outputs[rows] = outputs[rows].flip(-1)
+    by = {
+        CLIENT: Grouping(CLIENT, tuple(f"ward {n}" for n in range(CLIENTS)), OWNER),
+        CLASS: Grouping(CLASS, ("no", "yes"), labels),
+    }
+    return Predictions(outputs=outputs, groupings=by)
+
+
+def run_of(
+    methods: dict[str, Predictions], baselines: dict[str, Predictions], shared: Predictions | None = None
+) -> Run:
+    """A finished run of one seed with these predictions; `shared` are those of the first method's shared model."""
+    counts, total = {}, torch.zeros(0)
+    for name, found in (methods | baselines).items():
+        sums, total = found.counts()
+        personal = sums if shared is not None and name == next(iter(methods)) else None
+        base = sums if personal is None else shared.counts()[0]
+        counts[name] = Counts(base, personal, torch.zeros(CLIENTS, dtype=torch.bool))
+    none = torch.zeros(CLIENTS, dtype=torch.bool)
+    metrics = {name: round_metrics(found, total, none) for name, found in counts.items()}
+    seed_run = SeedRun(
+        seed=0, history={name: [(5, metrics[name])] for name in methods},
+        counts={name: counts[name] for name in methods}, total=total, has_outliers=none,
+        client_names=tuple(f"ward {n}" for n in range(CLIENTS)), class_names=("no", "yes"),
+        baselines={name: metrics[name] for name in baselines},
+    )  # fmt: skip
+    fingerprint = {"methods": dict.fromkeys(methods), "train": {"rounds": 5}, "clients": CLIENTS}
+    run = Run(
+        folder=Path(), name="run", started="", environment={}, fingerprint=fingerprint, spec=None, seeds=(0,),
+        seed_runs=(seed_run,),
+    )  # fmt: skip
+    vars(run)["predictions"] = ({**methods, **baselines},)
+    return run
+
+
+def majority() -> Predictions:
+    return replace(predicting([0] * CLIENTS), outputs=torch.tensor([0.7, 0.3]).expand(CLIENTS * SAMPLES, 2))
+
+
+def test_federation_helps_all_but_the_client_that_is_better_off_alone() -> None:
+    ours = predicting([2, 2, 3, 2, 2, 3, 2, 14])
+    alone = predicting([8, 7, 9, 8, 7, 8, 9, 0])
+    helps, who, constant = verdict(run_of({"fedavg": ours}, {"local": alone, "majority": majority()}))
+    assert helps.startswith("Whether federation helps is not clear: against every client alone, fedavg changes the ")
+    assert who == "Better off alone beyond chance: ward 7."
+    assert constant.startswith(
+        "Predicting the majority class has 70.0 %; against it, fedavg changes the accuracy by +20.6"
+    )
+    ours = predicting([2, 2, 3, 2, 2, 3, 2, 4])
+    helps, who, _ = verdict(
+        run_of({"fedavg": ours}, {"local": predicting([8, 7, 9, 8, 7, 8, 9, 8]), "majority": majority()})
+    )
+    assert helps.startswith(
+        "Federation helps: against every client alone, fedavg changes the accuracy by +13.8 points (95 % "
+    )
+    assert who == "No client has a better accuracy alone."
+    hurts, *_ = verdict(run_of({"fedavg": alone}, {"local": predicting([1, 0, 2, 1, 0, 1, 2, 0])}))
+    assert hurts.startswith("Federation does not help here: ")
+
+
+def test_no_method_is_better_than_the_majority_and_pooled_rows_are() -> None:
+    ours = {"fedavg": predicting([12] * CLIENTS), "ditto": predicting([12, 11, 13, 12, 12, 11, 13, 12])}
+    constant, pooled = verdict(run_of(ours, {"majority": majority(), "pooled boosting": predicting([3] * CLIENTS)}))
+    assert "70.0 %, and no method is clearly better: against it, fedavg changes the accuracy by +0.0 points" in constant
+    assert pooled.startswith(
+        "With all rows in one place, gradient boosting has 92.5 % and is better: against it, fedavg"
+    )
+    assert verdict(run_of(ours, {})) == []
+
+
+def test_personal_models_that_are_worse_than_the_shared_one() -> None:
+    worse = predicting([9, 8, 7, 9, 8, 9, 8, 9])
+    (text,) = model_cautions(run_of({"ditto": worse}, {}, shared=predicting([3, 4, 3, 3, 4, 3, 4, 3])))
+    assert text.startswith(
+        "The personal models of ditto are worse than its shared model: accuracy 79.1 % against 91.6 %"
+    )
+    assert "chance" not in text
+    little = predicting([4, 3, 4, 2, 5, 3, 4, 4])
+    (text,) = model_cautions(run_of({"ditto": little}, {}, shared=predicting([3, 4, 3, 3, 4, 3, 4, 3])))
+    assert "which may be chance" in text
+    assert model_cautions(run_of({"ditto": worse}, {}, shared=worse)) == []
+
+
+def test_models_that_predict_one_class() -> None:
+    (text,) = model_cautions(run_of({"fedavg": majority()}, {}))
+    assert text.startswith("fedavg predicts the same class for every test sample")
+    by_client = majority()
+    flipped = torch.where((OWNER % 2 == 1)[:, None], by_client.outputs.flip(-1), by_client.outputs)
+    (text,) = model_cautions(run_of({"fedtilt": replace(by_client, outputs=flipped)}, {}))
+    assert text == "fedtilt predicts one class only for 8 of 8 clients with several classes: it has collapsed."
+    assert model_cautions(run_of({"fedavg": predicting([12] * CLIENTS)}, {})) == []
+
+
+def test_clients_with_few_test_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtilt.report.verdict.FEW_SAMPLES", 41)
+    (text,) = model_cautions(run_of({"fedavg": predicting([4] * CLIENTS)}, {}))
+    assert text.startswith("All clients have fewer than 41 test samples")
+    assert text.endswith("chance alone would give a client fairness of 4.7 points.")  # sqrt(0.9 · 0.1 / 40)
+
+
+def test_a_rare_class_leads_and_is_compared_by_auprc() -> None:
+    labels = (torch.arange(CLIENTS * SAMPLES) % SAMPLES < 2).long()  # 5 %
+    good, alone = predicting([1] * CLIENTS, labels), predicting([8] * CLIENTS, labels)
+    constant = replace(good, outputs=torch.tensor([0.95, 0.05]).expand(CLIENTS * SAMPLES, 2))
+    run = run_of({"fedavg": good}, {"local": alone, "majority": constant})
+    assert rare_class(run) == "yes"
+    assert [m.key for m in overview_metrics(run)][:3] == ["auprc", "auroc", "accuracy"]
+    helps, _, random = verdict(run)
+    assert helps.startswith("Federation helps: against every client alone, fedavg changes the AUPRC by +0.")
+    assert random.startswith("A random ranking has an AUPRC of 0.050; against it, fedavg changes the AUPRC by +0.")
+    assert rare_class(run_of({"fedavg": predicting([1] * CLIENTS)}, {})) is None

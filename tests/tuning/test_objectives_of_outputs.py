@@ -1,0 +1,69 @@
+"""Objectives of probabilities: AUROC, AUPRC, F1 and balanced accuracy on all samples, for resampled clients too."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+
+import fedtilt as ft
+from fedtilt.errors import InputError
+from fedtilt.tuning.decision import difference
+from fedtilt.tuning.objectives import OUTPUT_OBJECTIVES, ClientOutputs, ScoreTable
+
+
+def outputs(seed: int = 0) -> ClientOutputs:
+    rng = np.random.default_rng(seed)
+    labels = torch.from_numpy((rng.random(200) < 0.1).astype(np.int64))
+    positive = torch.from_numpy(1 / (1 + np.exp(-(rng.normal(size=200) + 2 * labels.numpy() - 1)))).float()
+    clients = torch.arange(8).repeat_interleave(25)
+    return ClientOutputs(torch.stack([1 - positive, positive], 1), labels, clients, torch.tensor(1))
+
+
+def test_the_values_are_those_of_scikit_learn() -> None:
+    found = outputs()
+    y, p = found.labels.numpy(), found.probabilities[:, 1].numpy()
+    expected = {
+        "auroc": sk.roc_auc_score(y, p), "auprc": sk.average_precision_score(y, p), "f1": sk.f1_score(y, p > 0.5),
+        "balanced_accuracy": sk.balanced_accuracy_score(y, p > 0.5),
+    }  # fmt: skip
+    table = ScoreTable(torch.zeros(8, 2), torch.zeros(8, 2), {}, found)
+    assert {name: o.value(table) / 100 for name, o in OUTPUT_OBJECTIVES.items()} == pytest.approx(expected)
+
+
+def test_samples_follow_their_clients() -> None:
+    found, rows = outputs(), torch.tensor([5, 0, 5])
+    expected = torch.cat([(found.clients == row).nonzero()[:, 0] for row in rows])
+    taken = found.of_clients(rows)
+    assert torch.equal(taken.labels, found.labels[expected])
+    assert torch.equal(taken.probabilities, found.probabilities[expected])
+    assert taken.clients.tolist() == [0] * 25 + [1] * 25 + [2] * 25
+
+
+def test_a_difference_has_a_standard_error_although_some_clients_have_no_positives() -> None:
+    ours = ScoreTable(torch.zeros(8, 2), torch.ones(8, 2), {}, outputs())
+    theirs = ours._replace(outputs=outputs()._replace(probabilities=outputs(1).probabilities))
+    gain, error = difference({0: ours}, {0: theirs}, OUTPUT_OBJECTIVES["auprc"])
+    assert gain > 0
+    assert 0 < error < 100
+
+
+def test_a_search_by_auroc_resumes_from_its_folder(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    data = []
+    for _ in range(6):
+        y = (rng.random(60) < 0.2).astype(int)
+        data.append((torch.from_numpy(rng.normal(size=(60, 3)) + y[:, None]).float(), y.tolist()))
+    federation = ft.Federation.from_clients(data, validation=0.3)
+    settings = {"rounds": 2, "participation": 1.0, "epochs": 1, "batch_size": 16, "workers": 0, "out": tmp_path / "s"}
+    over = {"lr": [0.001, 0.3]}
+    found = ft.tune([ft.fedavg()], federation, ft.models.mlp, over=over, by="auroc", **settings)
+    again = ft.tune([ft.fedavg()], federation, ft.models.mlp, over=over, by="auroc", **settings)
+    assert found.by.name == "auroc"
+    assert {n: s.validation["auroc"] for n, s in found.settings.items()} == {
+        n: s.validation["auroc"] for n, s in again.settings.items()
+    }
+    assert all(20 < s.validation["auroc"] <= 100 for s in found.settings.values())
+    with pytest.raises(InputError, match="there is no objective 'rocauc' for classification"):
+        ft.tune([ft.fedavg()], federation, ft.models.mlp, over=over, by="rocauc", **settings | {"out": None})
