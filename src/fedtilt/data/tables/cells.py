@@ -111,12 +111,15 @@ def yes_no_values(texts: Iterable[str]) -> dict[str, float] | None:
     >>> yes_no_values(["Ja", "NO", "n"]), yes_no_values(["t", "n"]), yes_no_values(["f"])
     ({'Ja': 1.0, 'NO': 0.0, 'n': 0.0}, None, None)
     """
-    words = {text: text.casefold() for text in texts}
+    words: dict[str, str] = {}
+    for text in texts:
+        words[text] = text.casefold()
+        if words[text] not in _YES_NO:
+            return None
     distinct = set(words.values())
     letters = {word for word in distinct if len(word) == 1} if len(distinct) > 1 else distinct - {"y", "n"}
     alone = [x for x in letters if not any(x in family and len(family & distinct) > 1 for family in _ONE_LANGUAGE)]
-    is_known = distinct <= _YES_NO.keys() and not any(len(word) == 1 for word in alone)
-    return {text: _YES_NO[word] for text, word in words.items()} if is_known else None
+    return None if any(len(word) == 1 for word in alone) else {text: _YES_NO[word] for text, word in words.items()}
 
 
 class _FileCells:

@@ -49,7 +49,7 @@ class Files:
             value = getattr(self, each.name)
             if each.metadata["choices"] == DECIMALS and value not in (None, *DECIMALS):
                 raise InputError(f"{each.name} = {value!r} is not possible; choose '.' or ','")
-            if value is not None:
+            if value is not None and each.name not in ROLES:
                 object.__setattr__(self, each.name, check_value(each, value))
         if not isinstance(self.rename, Mapping):
             raise InputError(f"rename = {self.rename!r} is not possible; give a table of old and new names")
