@@ -13,7 +13,7 @@ import torch
 from fedtilt.attacks.attack import AttackedFederation
 from fedtilt.cluster.connection import check_cluster
 from fedtilt.data import Federation
-from fedtilt.engine.client_states import FederationState
+from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
 from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
 from fedtilt.errors import InputError, NoEffect
@@ -220,13 +220,18 @@ def _trained_run(
     if isinstance(recorder, RunFolder):  # not from memory: the results of many seeds would keep their models
         return partial(read_trained_run, recorder.folder.parent, fingerprint["train"]["seed"])
     server = {name: {key: tensor.cpu() for key, tensor in found.items()} for name, found in state.server.items()}
-    states, round, evaluations = state.client_states, state.round, recorder.evaluations
+    return partial(_run_in_memory, recorder, server, state.client_states, state.round, fingerprint)  # can be pickled
 
+
+def _run_in_memory(
+    recorder: Recorder, server: dict[str, dict[str, torch.Tensor]], states: ClientStates, round: int,
+    fingerprint: Mapping[str, Any],
+) -> TrainedRun:  # fmt: skip
     def evaluation(method: str) -> Evaluation:
-        counts, total = evaluations.counts(round)
-        return Evaluation(evaluations.history[method][-1][1], counts[method], total)
+        counts, total = recorder.evaluations.counts(round)
+        return Evaluation(recorder.evaluations.history[method][-1][1], counts[method], total)
 
-    return lambda: TrainedRun(
+    return TrainedRun(
         "the run", fingerprint, recorder.description(), recorder.constants(), server,
         lambda method, client: states.get((method, client)), round, evaluation,
     )  # fmt: skip

@@ -39,7 +39,7 @@ def test_the_table_has_every_published_method() -> None:
 
 @pytest.mark.parametrize("key", METHODS)
 def test_it_holds_the_contract(key: str) -> None:
-    """Bit-identical twice, by workers, beside others, after a resume; tests/flower/test_method_parity.py deploys all."""
+    """Bit-identical twice, by workers, beside others, after a resume; tests/flower deploys all."""
     check_method(METHODS[key](), deployment=False)
 
 
