@@ -89,6 +89,7 @@ def chance_spread(scores: Tensor, samples: Tensor) -> float:
         scores: accuracy of every client in percent, (clients,)
         samples: their test samples, (clients,)
 
+    >>> import torch
     >>> round(chance_spread(torch.tensor([90.0, 70.0]), torch.tensor([16, 16])), 1)
     10.0
     """
