@@ -154,6 +154,8 @@ _NAMED = {
     "`ft.schedules.Step(decay=0.5, every=10)`.",
     "loss": 'As the optimiser: `loss = { name = "focal", gamma = 1.5 }`, `ft.losses.Focal(gamma=1.5)`; or a '
     "function of your own.",
+    "stop": 'As the optimiser: `stop = { name = "patience", rounds = 10, restore_best = true }`, '
+    "`ft.stopping.Patience(rounds=10, restore_best=True)`.",
 }
 
 

@@ -152,6 +152,11 @@ def test_method_in_pictures(output_of: Callable[..., str], tmp_path: Path) -> No
     assert max(personal[3:6]) > max(personal[0], personal[-1], shared[0])
 
 
+def test_messy_hospitals(output_of: Callable[..., str]) -> None:
+    assert output_of("messy_hospitals").startswith("wrote exports/berlin.csv, exports/wien.csv and exports/london.csv")
+    assert "Schlüssel" in Path("exports/berlin.csv").read_text(encoding="latin-1")
+
+
 def test_patients(output_of: Callable[..., str]) -> None:
     assert output_of("patients") == "wrote patients.csv: 900 patients of 3 hospitals\n"
     lines = Path("patients.csv").read_text().splitlines()

@@ -11,11 +11,13 @@ import torch
 
 from fedtilt.errors import InputError
 from fedtilt.files import (
+    read_html,
     read_json,
     read_metadata,
     read_tensors,
     read_toml,
     write_bytes,
+    write_html,
     write_json,
     write_tensors,
     write_toml,
@@ -34,6 +36,7 @@ def read_all(path: Path) -> tuple[dict[str, str], dict[str, list[Any]]]:
     [
         (lambda path: write_json(path, CONTENT), read_json, 0.9),  # not the spaces of the layout
         (lambda path: write_toml(path, 'rounds = 5\nname = "digits"\n'), read_toml, 1.0),
+        (lambda path: write_html(path, "<html>\n<p>94.2 %</p>\n</html>"), read_html, 1.0),
         (lambda path: write_tensors(path, TENSORS, {"method": "ditto"}), read_all, 1.0),
     ],
 )

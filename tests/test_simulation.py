@@ -412,7 +412,7 @@ class WithHiddenState(nn.LSTM):
      (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), r"expected \(2, 10 or more\)"),
      (AlwaysDropout, "gives different outputs for the same sample in evaluation mode"),
      (Squeezing, r"returns \(10,\) for 1 samples; expected \(1, 10 or more\)"),
-     (WithHiddenState, "the model returns a tuple")],
+     (WithHiddenState, r"the model returns \(2, 8, 10\) for 2 samples")],  # the first of a tuple is its output
 )  # fmt: skip
 def test_a_model_that_does_not_fit_the_data_is_rejected(federation: ft.Federation, model, message: str) -> None:
     with pytest.raises(ft.InputError, match=message):

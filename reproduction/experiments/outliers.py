@@ -40,7 +40,7 @@ def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, 
     pixels = {}
     for i, kind in enumerate(case.settings["outliers"]):
         outliers = Outliers() if kind == "none" else Outliers(kind=kind, rate=1.0)
-        noisy, _ = apply(outliers, x, y, y.unique(), seed=case.settings["seed"], round=1, client=0)
+        noisy, _ = apply(outliers, x, y, [y.unique()], seed=case.settings["seed"], round=1, clients=[0], sizes=[len(y)])
         assert isinstance(noisy, Tensor)
         levels = (noisy.clamp(0, 1) * 255).round().to(torch.uint8)
         pixels[kind] = base64.b64encode(levels.contiguous().cpu().numpy().tobytes()).decode()

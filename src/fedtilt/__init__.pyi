@@ -6,6 +6,7 @@ from fedtilt import methods as methods
 from fedtilt import models as models
 from fedtilt import optimizers as optimizers
 from fedtilt import schedules as schedules
+from fedtilt import stopping as stopping
 from fedtilt import testing as testing
 from fedtilt.attacks.attack import Attack as Attack
 from fedtilt.auditing.labels import audit as audit

@@ -1,8 +1,8 @@
 """Files that are complete or absent, and whose damage is found.
 
 A write is atomic: temporary name, fsync, rename. JSON objects and safetensors files have a digest of their content
-under the key "digest", TOML files in their last line, which is a comment; reading checks it. A file without a digest,
-written by hand or by another program, is read as it is.
+under the key "digest", TOML files and pages in their last line, which is a comment; reading checks it. A file without a
+digest, written by hand or by another program, is read as it is.
 """
 
 import contextlib
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 O_BINARY = getattr(os, "O_BINARY", 0)  # Windows would change the ends of lines
 _PREFIX = "sha256:"
 _NO_DIGEST = _PREFIX + 64 * "0"  # in place of the digest, while the digest is computed
+_TOML_COMMENT, _HTML_COMMENT = "# {}", "<!-- {} -->"
 
 
 def file_name(text: str) -> str:
@@ -178,11 +179,33 @@ def _json_digest(content: Mapping[str, Any]) -> str:
 
 def write_toml(path: Path, text: str) -> None:
     """Write a TOML text, and its digest as a comment in the last line."""
-    write_bytes(path, f"{text}# {_PREFIX}{hashlib.sha256(text.encode()).hexdigest()}\n".encode())
+    _write_commented(path, text, _TOML_COMMENT)
 
 
 def read_toml(path: Path) -> str:
     """Read a TOML text without its digest; a missing or damaged file is an `InputError`."""
+    return _read_commented(path, _TOML_COMMENT)
+
+
+def write_html(path: Path, text: str) -> None:
+    """Write a page, and its digest as a comment in the last line."""
+    _write_commented(path, text if text.endswith("\n") else f"{text}\n", _HTML_COMMENT)
+
+
+def read_html(path: Path) -> str:
+    """Read a page without its digest; a missing or damaged file is an `InputError`."""
+    return _read_commented(path, _HTML_COMMENT)
+
+
+def _write_commented(path: Path, text: str, comment: str) -> None:
+    write_bytes(path, _with_comment(text, comment).encode())
+
+
+def _with_comment(text: str, comment: str) -> str:
+    return f"{text}{comment.format(_PREFIX + hashlib.sha256(text.encode()).hexdigest())}\n"
+
+
+def _read_commented(path: Path, comment: str) -> str:
     with reading(path):
         content = path.read_bytes()
     try:
@@ -191,9 +214,9 @@ def read_toml(path: Path) -> str:
         raise InputError(f"{path} is damaged ({error}); restore it from a copy") from error
     before, newline, last = text.removesuffix("\n").rpartition("\n")
     before += newline
-    if _PREFIX not in last and len(last) != len(f"# {_NO_DIGEST}"):
+    if _PREFIX not in last and len(last) != len(comment.format(_NO_DIGEST)):
         return text
-    if text != f"{before}# {_PREFIX}{hashlib.sha256(before.encode()).hexdigest()}\n":
+    if text != _with_comment(before, comment):
         raise InputError(
             f"{path} was damaged or changed after it was written: its digest differs; restore it from a copy, or "
             "delete its last line to use it as it is"

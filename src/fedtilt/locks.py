@@ -46,6 +46,11 @@ def _record_lock(path: Path, busy: str | None) -> Iterator[None]:
                 raise InputError(
                     busy or f"{path.parent} is in use by another process; wait for it, or choose another folder"
                 ) from None
+            except OSError as error:  # ENOLCK, ENOTSUP: some network file systems cannot lock
+                raise InputError(
+                    f"cannot lock {path.parent}: {error.strerror}, and two processes that write there would damage it; "
+                    "choose a folder on another file system"
+                ) from error
         yield
     finally:
         os.close(handle)

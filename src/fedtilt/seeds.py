@@ -44,21 +44,30 @@ def _shift_right(bits: Tensor, by: int) -> Tensor:
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 
-def bits(key: int, shape: Sequence[int], device: torch.device | str = "cpu", rows: Tensor | None = None) -> Tensor:
+Key = int | Tensor  # of a stream or, by row of the result, of several
+
+
+def as_tensor(keys: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+    """Keys as one tensor, int64."""
+    return torch.tensor([to_signed(key) for key in keys], dtype=torch.int64).to(device)
+
+
+def bits(key: Key, shape: Sequence[int], device: torch.device | str = "cpu", rows: Tensor | None = None) -> Tensor:
     """Random 64-bit integers, as int64.
 
     Args:
-        key: The stream, from `key(...)`.
+        key: The stream, from `key(...)`, or that of each row of the result.
         shape: The shape of the result.
         device: Where the result is computed; its values do not depend on it.
-        rows: Row i of the result is row rows[i] of the stream; by default row i.
+        rows: Row i of the result is row rows[i] of its stream; by default row i.
     """
     width = math.prod(shape[1:])
     if rows is None:
         counters = torch.arange(1, shape[0] * width + 1, dtype=torch.int64, device=device)
     else:
         counters = rows[:, None] * width + torch.arange(1, width + 1, dtype=torch.int64, device=device)
-    return mix(counters.reshape(*shape) * to_signed(_GOLDEN) + to_signed(key))
+    stream = key.reshape(-1, *[1] * (len(shape) - 1)) if isinstance(key, Tensor) else to_signed(key)
+    return mix(counters.reshape(*shape) * to_signed(_GOLDEN) + stream)
 
 
 def mix(z: Tensor) -> Tensor:
@@ -68,12 +77,12 @@ def mix(z: Tensor) -> Tensor:
     return z ^ _shift_right(z, 31)
 
 
-def uniform(key: int, shape: Sequence[int], device: torch.device | str = "cpu", rows: Tensor | None = None) -> Tensor:
+def uniform(key: Key, shape: Sequence[int], device: torch.device | str = "cpu", rows: Tensor | None = None) -> Tensor:
     """Uniform float32 numbers in [0, 1): multiples of 2^-24, exact on every device."""
     return _shift_right(bits(key, shape, device, rows), 40).float() * 2.0**-24
 
 
-def normal(key: int, shape: Sequence[int], device: torch.device | str = "cpu", rows: Tensor | None = None) -> Tensor:
+def normal(key: Key, shape: Sequence[int], device: torch.device | str = "cpu", rows: Tensor | None = None) -> Tensor:
     """Standard normal float32 numbers, by inversion: one integer each, so that every device uses the same integers."""
     return normal_of(bits(key, shape, device, rows))
 
@@ -85,7 +94,7 @@ def normal_of(bits: Tensor) -> Tensor:
 
 
 def integers(
-    key: int, shape: Sequence[int], high: int, device: torch.device | str = "cpu", rows: Tensor | None = None
+    key: Key, shape: Sequence[int], high: int | Tensor, device: torch.device | str = "cpu", rows: Tensor | None = None
 ) -> Tensor:
     """Integers in [0, high), as int64 (the bias of the modulus is below high / 2^63)."""
     return _shift_right(bits(key, shape, device, rows), 1) % high
@@ -98,6 +107,37 @@ def permutations(key: int, count: int, size: int, device: torch.device | str = "
     [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
     """
     return bits(key, (count, size), device).argsort(dim=1, stable=True)
+
+
+def permutations_of_each(
+    keys: Sequence[int], count: int, sizes: Sequence[int], device: torch.device | str = "cpu"
+) -> Tensor:
+    """`permutations` of several keys and sizes beside each other, shape (count, Σ sizes).
+
+    >>> both = permutations_of_each([3, 5], 2, [4, 2])
+    >>> torch.equal(both, torch.cat([permutations(3, 2, 4), permutations(5, 2, 2)], 1))
+    True
+    """
+    if len(keys) == 1:
+        return permutations(keys[0], count, sizes[0], device)
+    owner, position = owners_and_positions(sizes, device)
+    rows = torch.arange(count, device=device)[:, None] * torch.tensor(sizes).to(device)[owner] + position
+    values = mix((rows + 1) * to_signed(_GOLDEN) + as_tensor(keys, device)[owner])
+    order = values.argsort(dim=1, stable=True)
+    order = order.gather(1, owner[order].argsort(dim=1, stable=True))  # by owner, and of each by its values
+    return position[order]
+
+
+def owners_and_positions(sizes: Sequence[int], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """Of things that lie one owner after the other, `sizes[i]` of owner i: their owner, and their number with it.
+
+    >>> owners_and_positions([3, 2])
+    (tensor([0, 0, 0, 1, 1]), tensor([0, 1, 2, 0, 1]))
+    """
+    counts = torch.tensor(sizes, dtype=torch.int64)
+    owner = torch.repeat_interleave(torch.arange(len(sizes)), counts)
+    position = torch.arange(len(owner)) - (counts.cumsum(0) - counts)[owner]
+    return owner.to(device), position.to(device)
 
 
 def choose(key: int, size: int, count: int) -> list[int]:

@@ -1,6 +1,10 @@
 """Names cannot control the terminal."""
 
 import io
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from rich.table import Table
@@ -53,3 +57,18 @@ def test_a_name_in_a_table_has_its_full_width() -> None:
     out = io.StringIO()
     Console(file=out, width=200).print(table)
     assert f"{SHOWN}: 50 %" in out.getvalue()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_name_that_is_not_utf8_is_one_line(tmp_path: Path) -> None:
+    name = b"r\xffun"
+    command = [sys.executable.encode(), b"-m", b"fedtilt", b"deploy", b"new", name]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: the argument 'r\\udcffun' is not UTF-8; rename the file or folder\n"
+    os.mkdir(os.fsencode(tmp_path) + b"/" + name)
+    done = subprocess.run(
+        [*command[:-1], b"x"], capture_output=True, text=True, cwd=os.fsencode(tmp_path) + b"/" + name
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: the current folder ")

@@ -48,17 +48,15 @@ def test_a_new_project_is_complete_and_trains(tmp_path: Path) -> None:
 def test_a_project_reads_a_sites_own_table(tmp_path: Path) -> None:
     deploy("new", tmp_path / "mine")
     (tmp_path / "table.csv").write_text("dose,diagnosis\n" + "".join(f"{n},{'ab'[n % 2]}\n" for n in range(40)))
-    for config, printed in (
-        (f"{{'data': {str(tmp_path / 'table.csv')!r}}}", "30 dose"),
-        ("{}", "the table function returned None; give the SuperNode its table"),
-    ):
-        code = (
-            "from federation.task import TASK; task = TASK.resolve({})\n"
-            f"site = TASK.site_summary(task, 0, {{'partition-id': 0}} | {config})\n"
-            "print(site.rows, *(column.name for column in site.columns))"
-        )
-        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "mine", capture_output=True, text=True)
-        assert printed in done.stdout + done.stderr
+    code = (
+        "from federation.task import TASK; task = TASK.resolve({})\n"
+        f"site = TASK.site_summary(task, 0, {{'partition-id': 0, 'data': {str(tmp_path / 'table.csv')!r}}})\n"
+        "print(site.rows, *(column.name for column in site.columns), flush=True)\n"
+        "TASK.site_summary(task, 0, {'partition-id': 0})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "mine", capture_output=True, text=True)
+    assert done.stdout == "30 dose\n"
+    assert "the table function returned None; give the SuperNode its table" in done.stderr
 
 
 def test_example_tables_are_the_sites_of_a_local_cluster(tmp_path: Path) -> None:

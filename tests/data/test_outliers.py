@@ -22,7 +22,8 @@ def near(count, total, share):
 
 
 def draw(kind, classes=CLASSES, x=X, y=Y, seed=0, round=1, client=2, **settings):
-    return apply(Outliers(kind=kind, **settings), x, y, classes, seed=seed, round=round, client=client)
+    outliers, of_client = Outliers(kind=kind, **settings), {"clients": [client], "sizes": [len(y)]}
+    return apply(outliers, x, y, [classes], seed=seed, round=round, **of_client)
 
 
 @pytest.mark.parametrize(("rate", "strength"), [(0.3, 0.3), (0.1, 0.7)])

@@ -40,6 +40,7 @@ IMAGES: Keys = OWN_CLIENTS | {"data.images": "images"}
 FLIPS: Keys = {"outliers.kind": "flips"}
 PRIVACY: Keys = {"privacy.clip": 0.1, "privacy.noise": 2.0, "privacy.delta": 0.001}
 ATTACK: Keys = {"attack.kind": "sign_flip", "attack.share": 0.5}
+STOPPING: Keys = {"clients.validation": 0.3, "train.rounds": 8, "train.eval_every": 1, "train.lr": 1.0}
 BACKDOOR: Keys = {"attack.kind": "backdoor", "attack.share": 0.5}
 
 
@@ -112,6 +113,7 @@ CASES: dict[str, Case] = {
     "train.momentum": Case(0.5),
     "train.weight_decay": Case(0.1),
     "train.schedule": Case("cosine"),
+    "train.stop": Case({"name": "patience", "rounds": 1}, STOPPING),
     "train.loss": Case("focal"),
     "train.label_smoothing": Case(0.3),
     "train.local": Case(["3.*"]),
@@ -260,6 +262,9 @@ OBJECT_CASES: dict[str, ComponentCase] = {  # setting.name.setting, of objects o
     "schedule.step.warmup_rounds": ComponentCase(1, {"decay": 0.5, "every": 1}),
     "schedule.step.decay": ComponentCase(0.5, {"decay": 0.9, "every": 1}),
     "schedule.step.every": ComponentCase(2, {"decay": 0.5, "every": 1}),
+    "stop.patience.rounds": ComponentCase(2, {"rounds": 1}, STOPPING),
+    "stop.patience.by": ComponentCase("worst", {"rounds": 1}, STOPPING),
+    "stop.patience.restore_best": ComponentCase(True, {"rounds": 1}, STOPPING),
     **{f"loss.{name}.class_weights": LOSS for name in ("cross_entropy", "focal", "gce", "sce")},
     "loss.cross_entropy.label_smoothing": ComponentCase(0.3),
     "loss.focal.gamma": ComponentCase(0.5),

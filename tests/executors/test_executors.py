@@ -77,7 +77,7 @@ def test_a_few_steps_have_the_first_batches_of_all(outliers: str, steps: int) ->
     for client in (0, 1):
         x, y = attacked.train(client, seed=3, round=2)
         whole = BATCHES.make(x, y, 2, client, [job])
-        batches = BATCHES.of_client(attacked, 2, client, [job], torch.device("cpu"))
+        batches = BATCHES.of_clients(attacked, 2, {client: [job]}, torch.device("cpu"))[client]
         assert len(batches.y) == min(10 * steps, 30)
         expected, found = list(whole.of(job)), list(batches.of(job))
         assert len(found) == steps

@@ -107,6 +107,15 @@ def test_a_damaged_count_is_one_line(text: str, deployment: Deployment, tmp_path
         deployment.run(set=NOISE)
 
 
+def test_a_deleted_count_is_noticed(deployment: Deployment, tmp_path: Path) -> None:
+    """Without it, a round that was repeated would be free."""
+    deployment.run(set=NOISE)
+    _damage_last_checkpoint(tmp_path / "run")
+    (tmp_path / "run/seed-0/privacy.json").unlink()
+    with pytest.raises(ft.InputError, match=r"privacy\.json is missing, and without it nobody knows how many models"):
+        deployment.run(set=NOISE)
+
+
 def test_a_repeated_round_beyond_the_budget_is_not_trained(deployment: Deployment, tmp_path: Path) -> None:
     settings = NOISE.replace("noise=0.5", "epsilon=40").replace("eval_every=1", "eval_every=3")
     deployment.run(set=settings)

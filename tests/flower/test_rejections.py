@@ -30,6 +30,7 @@ from tests.helpers.loopback import Deployment
 
 PARTS = Parts.of(ft.models.mlp((4,), 3, hidden=(5,)), (4,))
 P = len(PARTS.initial)
+NOT_ALLOWED = "does not run this project: its operator has not allowed it; see its log"
 UNNUMBERED = "has not joined; node 102, which does not give its site number,"
 INFO = FederationInfo((4,), ("a", "b", "c"), ("0", "1", "2"), torch.zeros(3, dtype=torch.bool))
 
@@ -311,6 +312,10 @@ def test_two_new_nodes_that_claim_the_same_site_are_both_rejected() -> None:
     [
         (encode_failure(2), "cannot join: failed; see its log"),
         (Error(code=1, reason="site 2"), "cannot join: could not load the project; see its log"),
+        (
+            Error(code=7, reason="site 2"),
+            "cannot join: does not run this project: its operator has not allowed it; see its log",
+        ),
         (Error(code=99, reason="site 2"), "cannot join: failed with Flower's error 99; see its log"),
         (encode_join_reply(2, 4, PARTS), "cannot join: has 4 classes instead of 3"),
         (encode_join_reply(1, 3, PARTS), "is not connected"),
@@ -350,6 +355,26 @@ def test_impossible_counts_are_rejected(deployment: Deployment, tmp_path: Path) 
     assert entry["personal"]["clients"] == 1  # only the other site
     participation = json.loads((tmp_path / "run/seed-0/participation.json").read_text())
     assert participation["rejected"] == {"site 1": {"has impossible counts in 'personal'": 1}}
+
+
+def test_test_samples_that_a_site_did_not_have_before_are_rejected(deployment: Deployment, tmp_path: Path) -> None:
+    """Ten million test samples, none of them right, lowered the accuracy of all."""
+
+    def inflate(reply: Message, site: int, round: int) -> list[Message]:
+        if reply.metadata.message_type == "evaluate" and (site, round) == (1, 2):
+            counts = reply.content["metrics"]
+            samples.append(sum(counts["total"]))
+            counts["total"] = [n + 5_000_000 for n in counts["total"]]
+            counts["shared"] = counts["personal"] = [0 for _ in counts["total"]]
+        return [reply]
+
+    samples: list[int] = []
+    deployment.run(inflate, set="train.eval_every=1")
+    lines = map(json.loads, (tmp_path / "run/seed-0/metrics.jsonl").read_text().splitlines())
+    assert {entry["round"]: entry["personal"]["clients"] for entry in lines} == {1: 2, 2: 1}
+    ((reasons),) = json.loads((tmp_path / "run/seed-0/participation.json").read_text())["rejected"].values()
+    (reason,) = reasons
+    assert reason.endswith(f" test samples and had {samples[0]} before, or other classes")
 
 
 def test_below_quorum_the_run_stops_with_a_checkpoint_and_can_resume(deployment: Deployment, tmp_path: Path) -> None:

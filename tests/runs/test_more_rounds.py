@@ -82,7 +82,7 @@ def test_an_interrupted_run_goes_on_and_may_be_killed_again(spec_file: Path, tmp
 
 def test_the_default_interval_between_evaluations_stays_as_it_was(spec_file: Path, tmp_path: Path) -> None:
     every = ["train.eval_every=", "clients.count=2", "clients.max_train=4", "storage.checkpoint_seconds=60"]
-    run_spec(load(spec_file, overrides=every), tmp_path / "run")
+    run_spec(load(spec_file, overrides=every, methods=["ditto"]), tmp_path / "run")
     result = ft.resume(tmp_path / "run", rounds=100)[0]  # a run of 100 rounds is evaluated every 2
     assert [round for round, _ in result["ditto"].history] == list(range(1, 101))
     assert load(tmp_path / "run/spec.toml").train.eval_every == 1

@@ -14,8 +14,10 @@ from torch import nn
 import fedtilt as ft
 from fedtilt.cli.console import Console
 from fedtilt.cli.tables import legend
+from fedtilt.engine.settings import train_settings
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import read_json
+from fedtilt.parts import Parts
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
 from fedtilt.report.run_reader import read_run
 from fedtilt.report.summary import cautions
@@ -239,3 +241,50 @@ def test_one_mechanism_serves_all_methods(federation: ft.Federation, monkeypatch
         server = last.state.server
         assert torch.equal(server["fedavg"]["parameters"], server["ditto"]["parameters"])
     assert rounds == [number for number in range(1, 7) for _ in range(2)]
+
+
+@pytest.mark.parametrize("randomness", ["secret", "seed"])
+def test_a_repeated_round_with_secret_noise_is_another_model(
+    federation: ft.Federation, tmp_path: Path, randomness: str
+) -> None:
+    """The noise of a seed is the same again, and so is the model."""
+    privacy = dataclasses.replace(PRIVACY, randomness=randomness)
+    keywords = TRAIN | {"rounds": 4, "eval_every": 1, "checkpoint_seconds": 0.0, "privacy": privacy, "out": tmp_path}
+
+    def run() -> ft.Result:
+        return ft.run([ft.fedavg()], federation, ft.models.logistic, **keywords)
+
+    def damage() -> None:
+        (tmp_path / "seed-0/checkpoints/round-00004/server.safetensors").write_bytes(b"")
+        (tmp_path / "results.json").unlink(missing_ok=True)
+
+    first = run()["fedavg"]
+    damage()
+    again = run()["fedavg"]
+    made = GaussianMechanism.of(train_settings({**TRAIN, "privacy": privacy}), 10, Parts.plain(torch.zeros(1)))
+    assert made is not None
+    repeated = randomness == "secret"
+    epsilons = [made.loss(n).epsilon for n in (1, 2, 3, 4 + repeated)]
+    assert spent(again.history) == pytest.approx(epsilons)
+    a, b = (torch.cat([p.flatten() for p in result.shared.parameters()]) for result in (first, again))
+    assert torch.equal(a, b) != repeated
+    if repeated:
+        assert read_json(tmp_path / "seed-0/privacy.json") == {"releases": 5}
+        damage()
+        (tmp_path / "seed-0/privacy.json").unlink()
+        with pytest.raises(ft.InputError, match=r"privacy\.json is missing"):
+            run()
+
+
+def test_repeated_rounds_with_secret_noise_end_at_the_budget(federation: ft.Federation, tmp_path: Path) -> None:
+    settings = TRAIN | {"rounds": 4, "eval_every": 1, "checkpoint_seconds": 0.0}
+    made = GaussianMechanism.of(train_settings({**TRAIN, "privacy": PRIVACY}), 10, Parts.plain(torch.zeros(1)))
+    assert made is not None
+    privacy = dataclasses.replace(PRIVACY, randomness="secret", epsilon=made.loss(4).epsilon + 1e-9)
+    calls = Calls()
+    keywords = settings | {"out": tmp_path, "privacy": privacy, "callbacks": [calls]}
+    ft.run([ft.fedavg()], federation, ft.models.logistic, **keywords)
+    (tmp_path / "seed-0/checkpoints/round-00004/server.safetensors").write_bytes(b"")
+    result = ft.run([ft.fedavg()], federation, ft.models.logistic, **keywords)["fedavg"]
+    assert [round for round, _ in result.history] == [1, 2, 3]  # the fifth model would exceed the budget
+    assert any("lasts for 3 of 4 rounds" in text for text in calls.notices)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from fedtilt.files import write_json
 from fedtilt.locks import locked
+from fedtilt.report import write
 from fedtilt.runs.spec_run import resume, run_spec
 from fedtilt.spec import load
 from fedtilt.storage.integrity import check_run
@@ -20,6 +22,8 @@ SETTINGS = [
 KINDS = {  # file → kind, and what is damaged there
     "run.json": "settings and records",
     "spec.toml": "settings and records",
+    "schema.json": "settings and records",
+    "report.html": "pages",
     "results.json": "names and results",
     "seed-0/fingerprint.json": "settings and records",
     "seed-0/federation.json": "names and results",
@@ -39,6 +43,8 @@ KINDS = {  # file → kind, and what is damaged there
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
     run_spec(load("digits", overrides=SETTINGS, device="cpu"), folder)
+    write([folder], folder / "report.html")
+    write_json(folder / "schema.json", {"target": "digit"})  # as the server of a deployment writes it
     return folder
 
 
@@ -50,7 +56,8 @@ def test_an_intact_run(finished: Path) -> None:
     before = contents(finished)
     checks = {check.kind: check for check in check_run(finished)}
     assert {kind: check.checked for kind, check in checks.items()} == {
-        "settings and records": 3,
+        "settings and records": 4,
+        "pages": 1,
         "names and results": 4,
         "constants and predictions": 1,
         "lines of metrics": 9,  # three methods, three rounds
@@ -100,7 +107,7 @@ def test_the_command(fedtilt: Callable, finished: Path, tmp_path: Path) -> None:
     assert result.code == 1
     values = json.loads(result.out)
     assert values["intact"] is False
-    assert [len(part["damaged"]) for part in values["files"]] == [0, 0, 0, 0, 0, 0, 1]
+    assert [len(part["damaged"]) for part in values["files"]] == [0, 0, 0, 0, 0, 0, 0, 1]
     with locked(copy):
         assert "is in use by a run, which changes its files" in fedtilt("check", str(copy)).err
     assert "is not a run folder" in fedtilt("check", str(tmp_path)).err

@@ -71,12 +71,14 @@ def test_what_each_backend_supports(monkeypatch: pytest.MonkeyPatch) -> None:
         ("fused", "logistic"), ("fused", "mlp"),
         ("stacked", "logistic"), ("stacked", "mlp"), ("stacked", "cnn"), ("stacked", "norm"),
         ("stacked", "bias-free"), ("stacked", "subclass"), ("stacked", "unused layer"),
-        ("stacked", "dropout"), ("stacked", "functional dropout"),
+        ("stacked", "dropout"), ("stacked", "functional dropout"), ("stacked", "lstm"),
     }  # fmt: skip
     assert choose(MODELS["mlp"]()).name == ("native" if native.available() else "fused")
     assert choose(MODELS["cnn"]()).name == ("native" if native.available() else "autograd")
     assert choose(MODELS["cnn"](), "cuda").name == "stacked"
-    assert choose(Recurrent(), "cuda").name == "autograd"
+    assert choose(nn.Sequential(MODELS["mlp"](), nn.RReLU()), "cuda").describe() == (
+        "autograd (not stacked: layer '1' (RReLU) draws random numbers)"
+    )
 
 
 def test_cuda_without_a_compiler_trains_by_autograd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -144,7 +146,7 @@ def test_backends_agree_with_the_autograd_loop(backend: str, name: str) -> None:
     for job, trained, reference in zip(jobs, BACKENDS[backend](model, jobs, batches), expected, strict=True):
         moved = (reference.parameters - job.start).norm()
         assert moved > 0.01
-        assert (trained.parameters - reference.parameters).norm() <= 2e-5 * moved
+        assert (trained.parameters - reference.parameters).norm() <= 3e-5 * moved
 
 
 @pytest.mark.parametrize(("backend", "name"), [*(("autograd", name) for name in MODELS), *supported_pairs()])
@@ -423,7 +425,7 @@ def test_a_batch_is_no_larger_than_the_data() -> None:
 def test_precision_is_only_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacked, "triton_reason", lambda: None)
     assert choose(MODELS["mlp"](), "cuda", precision="tf32").name == "stacked"
-    assert choose(Recurrent(), "cuda", precision="bfloat16").name == "autograd"
+    assert choose(nn.Sequential(MODELS["mlp"](), nn.RReLU()), "cuda", precision="bfloat16").name == "autograd"
     for backend in ("auto", "stacked", "autograd"):
         with pytest.raises(InputError, match="precision = 'bfloat16' is for CUDA, not for cpu; leave it out"):
             choose(MODELS["mlp"](), "cpu", backend, precision="bfloat16")

@@ -10,7 +10,7 @@ import torch
 import fedtilt as ft
 from fedtilt import compiler, models, spec
 from fedtilt.errors import InputError
-from fedtilt.losses import CrossEntropy
+from fedtilt.losses import CrossEntropy, Focal
 from fedtilt.optimizers import SGD, Optimizer
 from fedtilt.runs import spec_run
 from fedtilt.training import Batches, LocalJob, choose_backend, make_batches, native
@@ -122,6 +122,15 @@ def test_class_weights_of_another_number_of_classes_are_rejected() -> None:
     loss = CrossEntropy(class_weights=(1.0, 2.0)).function
     with pytest.raises(InputError, match="class_weights has 2 values for 3 classes; give one each"):
         native.train(MODEL, [make_job(loss=loss)], [make_data()])
+
+
+def test_a_loss_that_inherits_from_a_known_one_is_not_taken_for_it() -> None:
+    class Own(Focal):
+        def _of(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return super()._of(logits, targets) + 1
+
+    reason = native.unsupported_reason(MODEL, make_job(loss=Own(gamma=2.0)), "cpu")
+    assert reason == "the loss is a Python function, which the C kernel cannot call"
 
 
 # -- compilation -----------------------------------------------------------------------------------------------------

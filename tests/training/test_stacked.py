@@ -226,16 +226,12 @@ def test_what_is_not_supported_has_a_reason() -> None:
     def branches(outputs: Tensor, labels: Tensor) -> Tensor:
         return cross_entropy(outputs, labels) * (2 if outputs.max() > 0 else 1)
 
-    for name, loss, expected in (
-        ("lstm", cross_entropy, "layer 'lstm' (LSTM) cannot be batched over jobs"),
-        ("mlp", branches, "draws random numbers, or branches on values"),
-    ):
-        net = models.build(MODELS[name], SHAPE, CLASSES, seed=3)
-        start = models.parameters_to_vector(net)
-        plain = replace(job, start=start, anchor=start, buffer_names=(), loss=loss)
-        assert expected in str(stacked.unsupported_reason(net, plain, "cpu", SAMPLE))
-    tokens = stacked.unsupported_reason(model, job, "cpu", SAMPLE.long())
-    assert tokens == "the inputs are not one tensor of floating-point numbers"
+    net = models.build(MODELS["mlp"], SHAPE, CLASSES, seed=3)
+    start = models.parameters_to_vector(net)
+    plain = replace(job, start=start, anchor=start, buffer_names=(), loss=branches)
+    reason = stacked.unsupported_reason(net, plain, "cpu", SAMPLE)
+    assert reason is not None
+    assert reason.endswith("it draws random numbers, or branches on values")
 
 
 def test_constants_of_a_step_become_inputs_of_its_graph() -> None:

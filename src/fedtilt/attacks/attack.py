@@ -15,6 +15,7 @@ from torch import Tensor
 from fedtilt import seeds
 from fedtilt.config.setting_fields import check_table, setting
 from fedtilt.data import Federation
+from fedtilt.data.client_data import Clients
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.inputs import Inputs
 from fedtilt.data.naming import client_number
@@ -164,30 +165,28 @@ class AttackedFederation(Federation):
         return 0 if self.attack.target is None else self.class_names.index(self.attack.target)
 
     def train(
-        self,
-        client: int | str,
-        *,
-        seed: int,
-        round: int,
-        device: torch.device | str = "cpu",
-        rows: Tensor | None = None,
+        self, client: Clients, *, seed: int, round: int, device: torch.device | str = "cpu", rows: Tensor | None = None
     ) -> tuple[Inputs, Tensor]:
-        """A client's training samples and labels in one round, or these rows of them; an attacker's are poisoned."""
+        """Training samples and labels in one round, or these rows of them; an attacker's are poisoned."""
         x, y = super().train(client, seed=seed, round=round, device=device, rows=rows)
-        number = self._number(client)
-        if number not in self.attackers or round < self.attack.from_round:
+        numbers = self._numbers(client)
+        if round < self.attack.from_round or self.attack.kind not in POISONING or not {*numbers} & {*self.attackers}:
             return x, y
-        if self.attack.kind == "label_flip":
-            return x, (y + 1) % self.classes
+        owner, _ = seeds.owners_and_positions([len(self.train_index[number]) for number in numbers])
+        poisoned = torch.tensor([number in self.attackers for number in numbers])[owner].to(y.device)
         if self.attack.kind == "backdoor":
-            assert isinstance(x, Tensor)
             assert self.attack.poisoned is not None
-            key = seeds.key(seed, "attack/samples", client=number)
-            drawn = seeds.uniform(key, (len(self.train_index[number]),), y.device)
-            poisoned = (drawn if rows is None else drawn[rows]) < self.attack.poisoned
-            x = torch.where(poisoned.reshape(-1, 1, 1, 1), with_trigger(x, 1.0), x)
-            return x, torch.where(poisoned, self.target_class, y)
-        return x, y
+            drawn = [
+                seeds.uniform(seeds.key(seed, "attack/samples", client=number), (len(self.train_index[number]),))
+                for number in numbers
+            ]
+            poisoned &= (torch.cat(drawn) < self.attack.poisoned).to(y.device)
+        poisoned = poisoned if rows is None else poisoned[rows]
+        if self.attack.kind == "label_flip":
+            return x, torch.where(poisoned, (y + 1) % self.classes, y)
+        assert isinstance(x, Tensor)
+        x = torch.where(poisoned.reshape(-1, 1, 1, 1), with_trigger(x, 1.0), x)
+        return x, torch.where(poisoned, self.target_class, y)
 
     def with_triggers(self) -> "AttackedFederation":
         """The same federation with the trigger on every test image of another class, and the target class as its label.

@@ -7,6 +7,7 @@ import io
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -113,6 +114,7 @@ def main(commands: typer.Typer = app, name: str = "fedtilt") -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name
     try:
+        _check_utf8(sys.argv[1:])
         sys.exit(commands(prog_name=name, standalone_mode=False))
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # since click 8.2; its message is the help text
@@ -133,6 +135,13 @@ def main(commands: typer.Typer = app, name: str = "fedtilt") -> None:
         _exit_with_error(f"{what} cannot be used: {error.strerror}; check the path, its permissions and the disk")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
+
+
+def _check_utf8(arguments: Sequence[str]) -> None:
+    """Raise InputError for names that no JSON, TOML or HTML file can contain."""
+    for what, text in [*(("the argument", argument) for argument in arguments), ("the current folder", os.getcwd())]:
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise InputError(f"{what} {text!a} is not UTF-8; rename the file or folder")
 
 
 def _discard_output() -> None:

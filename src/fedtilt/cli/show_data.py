@@ -12,7 +12,7 @@ from fedtilt.data import Dataset, Federation, Schema, images, leaf
 from fedtilt.data.data_warnings import dataset_warnings
 from fedtilt.data.sources.images import describe_images
 from fedtilt.data.sources.leaf_json import is_leaf
-from fedtilt.data.tables.describe import ColumnDescription, describe_columns
+from fedtilt.data.tables.describe import ColumnDescription, describe_columns, describe_file
 from fedtilt.data.tables.rows import describe_split
 from fedtilt.data.tables.table import Table
 from fedtilt.data.targets import RANGE
@@ -41,8 +41,12 @@ def show_table(console: Console, opened: Table, *, test_share: float | None = No
             counts = torch.cat([column.train, column.test]).bincount(minlength=len(column.names)).tolist()
             line = _counted(f"group     {name}: ", column.names, counts)
             console.print(line.append(_group_note(schema, name)), soft_wrap=True)
+        unlabelled = len(reader) - len(dataset.y_train) - len(dataset.y_test)
         sizes = f"{len(dataset.y_train):,} training, {len(dataset.y_test):,} test rows"
+        sizes += f", {unlabelled:,} without a label left out" if unlabelled else ""
         print_lines(console, f"split     {describe_split(schema, test_share, seed)}: {sizes}")
+    if written := [text for text in map(describe_file, reader.tables) if text]:
+        print_lines(console, f"files     {'; '.join(written)}")
     console.print()
     console.print(_column_table(describe_columns(reader, schema)))
     return dataset

@@ -17,6 +17,7 @@ from fedtilt.data.targets import RANGE, NumericTarget
 from fedtilt.errors import InputError
 
 Device = torch.device | str
+Clients = int | str | list[int]  # one, by number or name, or the numbers of several
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -117,6 +118,10 @@ class ClientData:
             return client
         return client_number(client, self.client_names)
 
+    def _numbers(self, client: Clients) -> list[int]:
+        """The numbers of one or several clients."""
+        return client if isinstance(client, list) else [self._number(client)]
+
     def model_input(self, x: Inputs) -> Inputs:
         """Raw samples as a model's input: images as float32, anything else unchanged."""
         return self._scale(_to_unit(x))
@@ -126,22 +131,35 @@ class ClientData:
         return y if self.target is None else self.target.standardise(y)
 
     def train(
-        self, client: int | str, *, seed: int, round: int, device: Device = "cpu", rows: Tensor | None = None
+        self, client: Clients, *, seed: int, round: int, device: Device = "cpu", rows: Tensor | None = None
     ) -> tuple[Inputs, Tensor]:
         """A client's training samples and labels in one round, with that round's outliers if the client has any.
 
-        Outliers that are drawn once depend on the seed of the federation, in place of the seed and the round. With
-        `rows`, only these of its samples are returned.
+        Those of several clients lie one after the other. Outliers that are drawn once depend on the seed of the
+        federation, in place of the seed and the round. With `rows`, only these of the samples are returned.
         """
-        number = self._number(client)
+        numbers = self._numbers(client)
         once = self.outliers.redraw == "once"
-        index = self.train_index[number]
-        if rows is not None and not self.has_outliers[number]:  # outliers are drawn for all samples together
+        index = self._train_rows(numbers)
+        if rows is not None and not self._have_outliers(numbers):  # outliers are drawn for all samples together
             index, rows = index[rows.to(index.device)], None
-        x, y = self._with_outliers(index, number, self.seed if once else seed, None if once else round, device)
+        x, y = self._with_outliers(index, numbers, self.seed if once else seed, None if once else round, device)
         if rows is not None:
             x, y = take(x, rows), y[rows]
         return self._scale(x), self.model_target(y)
+
+    def _train_rows(self, clients: list[int]) -> Tensor:
+        """The rows of the training samples of these clients."""
+        index = [self.train_index[client] for client in clients]
+        return index[0] if len(index) == 1 else torch.cat(index)
+
+    def _have_outliers(self, clients: list[int]) -> bool:
+        return self.outliers.kind != "none" and any(self._outlier_flags[client] for client in clients)
+
+    @cached_property
+    def _outlier_flags(self) -> list[bool]:
+        flags: list[bool] = self.has_outliers.tolist()
+        return flags
 
     def clean_train(self, client: int | str, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:
         """A client's training samples without outliers."""
@@ -165,7 +183,7 @@ class ClientData:
         if not self.validation_outliers:
             return self._samples("validation", client, device)
         number = self._number(client)
-        x, y = self._with_outliers(self.validation_index[number], number, self.seed, 0, device)
+        x, y = self._with_outliers(self.validation_index[number], [number], self.seed, 0, device)
         return self._scale(x), self.model_target(y)
 
     def test(self, client: int | str, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:
@@ -176,20 +194,22 @@ class ClientData:
         """All samples of a split, ordered by client: x and y as in the data set, and the number of the client."""
         index, x, y = self._split(split)
         if split == "validation" and self.validation_outliers:  # round 0, in which nobody trains
-            pairs = [self._with_outliers(rows, n, self.seed, 0, y.device) for n, rows in enumerate(index)]
+            pairs = [self._with_outliers(rows, [n], self.seed, 0, y.device) for n, rows in enumerate(index)]
             return concatenate([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), owners(index)
         rows = torch.cat(list(index))
         return take(x, rows), y[rows], owners(index)
 
-    def train_groups(self, client: int | str, *, device: Device = "cpu") -> dict[str, Tensor]:
+    def train_groups(self, client: Clients, *, device: Device = "cpu") -> dict[str, Tensor]:
         """The group of each of a client's training samples, by column of groups."""
-        rows = self.train_index[self._number(client)]
+        if not self.groups:
+            return {}
+        rows = self._train_rows(self._numbers(client))
         return {name: column.train[rows].to(device) for name, column in self.groups.items()}
 
-    def train_weights(self, client: int | str, *, device: Device = "cpu") -> Tensor | None:
+    def train_weights(self, client: Clients, *, device: Device = "cpu") -> Tensor | None:
         """The weight of each of a client's training samples; None: they count the same."""
         weights = self.dataset.weight_train
-        return None if weights is None else weights[self.train_index[self._number(client)]].to(device)
+        return None if weights is None else weights[self._train_rows(self._numbers(client))].to(device)
 
     def train_size(self, client: int | str) -> int | float:
         """How much a client's training samples count: the sum of their weights, or their number without weights."""
@@ -229,16 +249,29 @@ class ClientData:
         return self.model_input(to_device(take(x, rows), device)), self.model_target(y[rows].to(device))
 
     def _with_outliers(
-        self, rows: Tensor, client: int, seed: int, round: int | None, device: Device
+        self, rows: Tensor, clients: list[int], seed: int, round: int | None, device: Device
     ) -> tuple[Inputs, Tensor]:
-        """Samples in [0, 1] units and labels of a client's rows, with the outliers of a round if the client has any."""
+        """Samples in [0, 1] units and labels of a client's rows, with the outliers of a round if the client has any.
+
+        Of several clients, the rows are all of their training samples, one client after the other.
+        """
         x = _to_unit(to_device(take(self.dataset.x_train, rows), device))
         y = self.dataset.y_train[rows].to(device)
-        if not self.has_outliers[client]:
+        if not self._have_outliers(clients):
             return x, y
-        classes = torch.arange(self.classes) if self.outliers.flip_to == "any" else self.client_classes[client]
+        sizes = [len(self.train_index[client]) for client in clients] if len(clients) > 1 else [len(y)]
+        every = torch.arange(self.classes, device=device)
+        classes = [every if self.outliers.flip_to == "any" else self.client_classes[c].to(device) for c in clients]
         flip_map = None if self.flip_map is None else self.flip_map.to(device)
-        return apply(self.outliers, x, y, classes.to(device), seed=seed, round=round, client=client, flip_map=flip_map)
+        changed_x, changed_y = apply(
+            self.outliers, x, y, classes, seed=seed, round=round, clients=clients, sizes=sizes, flip_map=flip_map
+        )
+        if all(self._outlier_flags[client] for client in clients):
+            return changed_x, changed_y
+        affected = self.has_outliers[clients].repeat_interleave(torch.tensor(sizes)).to(device)
+        if isinstance(x, Tensor) and isinstance(changed_x, Tensor) and changed_x is not x:
+            changed_x = torch.where(affected.reshape(-1, *[1] * (x.dim() - 1)), changed_x, x)
+        return changed_x, torch.where(affected, changed_y, y)
 
     def _scale(self, x: Inputs) -> Inputs:
         return x * 2 - 1 if self.image and isinstance(x, Tensor) else x

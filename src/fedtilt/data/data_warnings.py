@@ -47,8 +47,40 @@ def dataset_warnings(data: Dataset) -> list[str]:
     return found
 
 
+def similar_names(names: Sequence[str]) -> str | None:
+    """Two names that differ only in case or blanks; None if there are none.
+
+    >>> similar_names(["Ill", "well", "ill "])
+    "'Ill' and 'ill '"
+    """
+    first: dict[str, str] = {}
+    for name in names:
+        other = first.setdefault(" ".join(name.split()).casefold(), name)
+        if other != name:
+            return f"{other!r} and {name!r}"
+    return None
+
+
+def _unshared_classes(data: Dataset) -> list[str]:
+    """A warning if no two clients have a class in common: their labels may be written differently."""
+    if data.client_train is None or data.client_names is None or len(data.client_names) < 2:
+        return []
+    pairs = torch.stack([data.client_train, data.y_train], 1).unique(dim=0)
+    if len(pairs[:, 1].unique()) < len(pairs) or len(pairs[:, 0].unique()) < 2:
+        return []
+    (a, one), (b, other) = pairs[0].tolist(), pairs[pairs[:, 0] != pairs[0, 0]][0].tolist()
+    return [
+        f"no two clients have a class in common, such as {data.class_names[one]!r} at {data.client_names[a]!r} and "
+        f"{data.class_names[other]!r} at {data.client_names[b]!r}; if their labels mean the same, write them alike"
+    ]
+
+
 def _class_warnings(data: Dataset) -> list[str]:
-    found = []
+    found = _unshared_classes(data)
+    if similar := similar_names(data.class_names):
+        found.append(
+            f"classes {similar} differ only in case or blanks; write them alike (for a table: ignore_case = true)"
+        )
     train, test = (torch.bincount(y, minlength=data.classes) for y in (data.y_train, data.y_test))
     names = data.class_names
     present = train.nonzero()[:, 0]

@@ -108,10 +108,16 @@ def _check_tensor(data: "Dataset", key: str, value: object) -> None:
 def _check_targets(data: "Dataset", key: str, y: Tensor) -> None:
     is_regression = data.task == "regression"
     if y.dim() == 2 and y.shape[1] > 1:
-        _fail(data, f"{key} of {_format(y)}; several targets per sample are not supported: make a data set for each")
+        one_hot = "" if is_regression else f"; {key}.argmax(1) of one-hot labels"
+        several = f"several targets per sample are not supported: make a data set for each{one_hot}"
+        _fail(data, f"{key} of {_format(y)}; {several}")
     if y.dim() != 1 or y.dtype != (torch.float32 if is_regression else torch.int64):
         needed = "float32 number" if is_regression else "int64 label"
-        hint = "" if is_regression or not y.is_floating_point() else ", or set task = 'regression'"
+        hint = (
+            ""
+            if is_regression or not y.is_floating_point()
+            else f", {key}.long() of whole numbers, or set task = 'regression'"
+        )
         _fail(data, f"{key} of {_format(y)}; give one {needed} per sample{hint}")
     if is_regression and not _is_finite(y):
         _fail(data, f"NaN or infinite values in {key}; replace them")

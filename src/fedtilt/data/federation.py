@@ -131,7 +131,7 @@ class Federation(ClientData):
     ) -> Self:
         """A federation of data that comes client by client.
 
-        A client's data is a `Dataset`, arrays or tensors (x, y), a pandas DataFrame, a map-style PyTorch dataset, a
+        A client's data is a `Dataset`, arrays or tensors (x, y), a pandas DataFrame, a PyTorch dataset or DataLoader, a
         Hugging Face dataset (such as a partition of flwr-datasets), or a pair (train, test) of these. x may be a
         dictionary of tensors. uint8 arrays of three or four dimensions are images, other integers tokens, and the rest
         is float32. Classes are matched by name, so their order may differ from client to client.

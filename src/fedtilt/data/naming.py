@@ -63,8 +63,8 @@ def _known_clients(names: Sequence[str]) -> str:
     return f"the clients are {', '.join(names[:_MAX_NAMES])}{more}"
 
 
-def text_of(path: Path, encoding: str | None = None) -> str:
-    """The text of a file: UTF-8 or UTF-16, else in this encoding; default: Windows' or Unix' of Western languages."""
+def decoded_text(path: Path, encoding: str | None = None) -> tuple[str, str]:
+    """The text of a file and its encoding: UTF-8 or UTF-16, else the given one; default: one of Western languages."""
     with reading(path):
         content = path.read_bytes()
     if path.suffix.lower() == ".gz":
@@ -76,7 +76,7 @@ def text_of(path: Path, encoding: str | None = None) -> str:
     problem: UnicodeDecodeError | None = None
     for name in [*utf16, "utf-8-sig", *([encoding] if encoding else _WESTERN)]:
         try:
-            return content.decode(name)
+            return content.decode(name), name
         except UnicodeDecodeError as error:
             problem = error
     assert problem is not None
@@ -107,7 +107,7 @@ class FileRows:
         plain = range(2, self.length + 2)
         if self.separator is None:
             return plain
-        text = text_of(Path(self.path), self.encoding)
+        text, _ = decoded_text(Path(self.path), self.encoding)
         if text.count("\n") + (not text.endswith("\n")) == self.length + 1:
             return plain
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=self.separator)

@@ -1,11 +1,11 @@
 """Outliers: corrupted training data, drawn anew for every client in every round, or once."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtilt import checks, seeds
 from fedtilt.data.dataset import Dataset
@@ -21,6 +21,7 @@ ONLY_WITH: checks.OnlyWith = {
     "flip_to": {"kind": ("flips",)},
     "pairs": {"kind": ("flips",)},
 }
+_NUMBERS_AT_ONCE = 2**25  # random ones, of eight bytes each
 _STRENGTH = {"corruptions": 0.3, "gaussian": 1.0}
 
 
@@ -180,63 +181,79 @@ def apply(
     outliers: Outliers,
     x: Inputs,
     y: Tensor,
-    flip_classes: Tensor,
+    flip_classes: Sequence[Tensor],
     *,
     seed: int,
     round: int | None,
-    client: int,
+    clients: Sequence[int],
+    sizes: Sequence[int],
     flip_map: Tensor | None = None,
 ) -> tuple[Inputs, Tensor]:
-    """Add outliers to one client's samples; the arguments do not change.
+    """Add outliers to the samples of one or several clients; the arguments do not change.
 
-    The result depends only on the seed, the round, the client and the samples, and is the same on every device.
+    What a client's samples become depends only on the seed, the round, the client and its samples, and is the same on
+    every device.
 
     Args:
         outliers: the kind and its settings
-        x: the samples, in [0, 1] units; flips take tokens and dictionaries too
+        x: the samples, one client after the other, in [0, 1] units; flips take tokens and dictionaries too
         y: their labels
-        flip_classes: a label flips to another of these classes, which are ascending
+        flip_classes: of each client: a label flips to another of these classes, which are ascending
         seed: the seed of the run
         round: the number of the round; None: drawn once, for all rounds
-        client: the number of the client
+        clients: the numbers of the clients
+        sizes: how many of the samples each of them has
         flip_map: class → the class it flips to, in place of `flip_classes`
 
     >>> x, y = torch.zeros(4, 1), torch.tensor([3, 7, 3, 7])
-    >>> apply(Outliers(kind="flips", rate=1.0), x, y, torch.tensor([3, 7]), seed=0, round=1, client=0)[1]
+    >>> flips, classes = Outliers(kind="flips", rate=1.0), [torch.tensor([3, 7])]
+    >>> apply(flips, x, y, classes, seed=0, round=1, clients=[0], sizes=[4])[1]
     tensor([7, 3, 7, 3])
     """
-
-    def key(purpose: str) -> int:
-        if round is None:
-            return seeds.key(seed, f"outliers/once/{purpose}", client=client)
-        return seeds.key(seed, f"outliers/{purpose}", round=round, client=client)
-
     if outliers.kind == "none" or not len(y):
         return x, y
-    is_outlier = seeds.uniform(key("samples"), (len(y),), y.device) < outliers.rate
-    rows, rank = _candidates(is_outlier)
+    owner, position = seeds.owners_and_positions(sizes, y.device)
+
+    def key(purpose: str, owner: Tensor) -> seeds.Key:
+        once = round is None
+        name = f"outliers/once/{purpose}" if once else f"outliers/{purpose}"
+        keys = [seeds.key(seed, name, round=round or 0, client=client) for client in clients]
+        return keys[0] if len(keys) == 1 else seeds.as_tensor(keys, y.device)[owner]
+
+    is_outlier = seeds.uniform(key("samples", owner), (len(y),), y.device, position) < outliers.rate
+    rows, rank = _candidates(is_outlier, owner, position)
     if outliers.kind == "flips":
-        flipped = _flip(y[rows], rank, flip_classes, key("flips")) if flip_map is None else flip_map[y[rows]]
+        drawn = key("flips", owner[rows])
+        flipped = flip_map[y[rows]] if flip_map is not None else _flip(y[rows], owner[rows], rank, flip_classes, drawn)
         return x, _replace(y, rows, is_outlier, flipped)
     assert isinstance(x, Tensor)  # Federation.build allows noise on nothing else
-    clean, strength = x[rows], float(outliers.strength or 0.0)
+    per_block = max(1, _NUMBERS_AT_ONCE // max(1, x[0].numel()))
+    changed = x
+    for block, block_rank in zip(rows.split(per_block), rank.split(per_block), strict=True):
+        noisy = _noisy(outliers, x[block], block_rank, lambda purpose: key(purpose, owner[block]))  # noqa: B023
+        changed = _replace(changed, block, is_outlier, noisy)
+    return changed, y
+
+
+def _noisy(outliers: Outliers, clean: Tensor, rank: Tensor, key: Callable[[str], seeds.Key]) -> Tensor:
+    """Every sample as an outlier; `rank` is its number among those of its client."""
+    strength = float(outliers.strength or 0.0)
     if outliers.kind == "gaussian":
-        changed = clean + seeds.normal(key("noise"), clean.shape, x.device, rank) * strength
-    else:
-        pixels = seeds.uniform(key("pixels"), clean.shape, x.device, rank) < strength
-        changed = torch.where(pixels, seeds.uniform(key("values"), clean.shape, x.device, rank), clean)
-    return _replace(x, rows, is_outlier, changed), y
+        return clean + seeds.normal(key("noise"), clean.shape, clean.device, rank) * strength
+    pixels = seeds.uniform(key("pixels"), clean.shape, clean.device, rank) < strength
+    return torch.where(pixels, seeds.uniform(key("values"), clean.shape, clean.device, rank), clean)
 
 
-def _candidates(is_outlier: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows to compute a changed version of, and the rank of each among the outliers.
+def _candidates(is_outlier: Tensor, owner: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows to compute a changed version of, and the rank of each among the outliers of its client.
 
     On a CPU these are the outliers. On a GPU they are all rows: to count the outliers, the CPU would have to wait.
     """
-    if is_outlier.device.type == "cpu":
-        rows = is_outlier.nonzero()[:, 0]
-        return rows, torch.arange(len(rows))
-    return torch.arange(len(is_outlier), device=is_outlier.device), is_outlier.cumsum(0) - 1
+    numbers = torch.arange(len(owner), device=owner.device)
+    before = is_outlier.cumsum(0) - is_outlier.long()
+    rank = before - before[numbers - position]  # numbers − position: the first sample of the client
+    rows = is_outlier.nonzero()[:, 0] if is_outlier.device.type == "cpu" else numbers
+    return rows, rank[rows]
 
 
 def _replace(values: Tensor, rows: Tensor, is_outlier: Tensor, changed: Tensor) -> Tensor:
@@ -244,9 +261,10 @@ def _replace(values: Tensor, rows: Tensor, is_outlier: Tensor, changed: Tensor) 
     return values.index_copy(0, rows, torch.where(mask, changed, values[rows]))
 
 
-def _flip(y: Tensor, rank: Tensor, classes: Tensor, key: int) -> Tensor:
-    """Change each label to another of the classes, all with equal probability."""
-    if len(classes) < 2:
-        return y
-    step = 1 + seeds.integers(key, (len(y),), len(classes) - 1, y.device, rank)
-    return classes[(torch.searchsorted(classes, y) + step) % len(classes)]
+def _flip(y: Tensor, owner: Tensor, rank: Tensor, classes: Sequence[Tensor], key: seeds.Key) -> Tensor:
+    """Change each label to another of its client's classes, all with equal probability; a single class stays."""
+    counts = torch.tensor([len(of_client) for of_client in classes]).clamp(min=1).to(y.device)[owner]
+    table = nn.utils.rnn.pad_sequence(list(classes), batch_first=True, padding_value=2**31)  # after all classes
+    step = 1 + seeds.integers(key, (len(y),), (counts - 1).clamp(min=1), y.device, rank)
+    place = torch.searchsorted(table[owner], y[:, None])[:, 0] if len(classes) > 1 else torch.searchsorted(table[0], y)
+    return torch.where(counts > 1, table[owner, (place + step) % counts], y)

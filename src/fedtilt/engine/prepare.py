@@ -68,6 +68,11 @@ def prepare(
         raise InputError("audit = True finds wrong labels, and the targets are numbers; leave it out")
     if settings.audit and federation.classes < 2:
         raise InputError("audit = True compares classes, and the data has one; leave it out")
+    if settings.stop is not None and not any(map(len, federation.validation_index)):
+        raise InputError(
+            f"stop = {settings.stop.label!r} needs validation data, and the clients have none; build the federation "
+            "with, for example, validation=0.2 (clients.validation in a spec), or leave it out"
+        )
     device = pick_device(settings.device)
     template = build_without_storage(model, federation.input_shape, federation.outputs)
     if template is not None:

@@ -24,6 +24,7 @@ from fedtilt.optimizers import OPTIMIZERS, SGD, Optimizer
 from fedtilt.parts import BUFFER_MODES
 from fedtilt.privacy.privacy import Privacy
 from fedtilt.schedules import SCHEDULES, Constant
+from fedtilt.stopping import STOPS
 from fedtilt.toml_text import format_toml
 from fedtilt.training import BACKENDS, LAST_BATCH
 
@@ -128,6 +129,12 @@ class TrainSettings:
         example=5,
         heading="Evaluation and speed",
     )
+    stop: Any = setting(
+        None,
+        "when the run ends before its last round, by its validation data; default: never",
+        named=STOPS,
+        example="patience",
+    )
     baselines: bool | None = setting(
         None,
         "whether to end with what the methods are compared with: the majority class or the mean, every client alone "
@@ -190,6 +197,8 @@ class TrainSettings:
         }
         if self.server_optimizer is not None:
             made["server_optimizer"] = component_of("optimizer", self.server_optimizer, " of the server")
+        if self.stop is not None:
+            made["stop"] = named_settings(self.stop, STOPS, "stop")
         is_path = isinstance(self.loss, str) and is_function_path(self.loss)  # imported when it is used
         if self.loss is not None and not is_path and (isinstance(self.loss, Loss) or not callable(self.loss)):
             made["loss"] = named_settings(self.loss, LOSSES, "loss", ", or a function as package.module:function")
@@ -219,6 +228,10 @@ class TrainSettings:
             raise InputError(f"screen = {self.screen:g} would clip ordinary updates; choose 0 (none) or more than 1")
         if self.privacy is not None:
             self.privacy.check_settings(self.screen, self.buffers)
+        if self.privacy is not None and self.stop is not None and self.stop.restore_best:
+            raise InputError(
+                "restore_best = True of stop would hide the epsilon of later rounds; leave it out with privacy"
+            )
         if self.attack is not None:
             self.attack.check_rounds(self.rounds)
 

@@ -13,6 +13,8 @@ from fedtilt.errors import Diverged
 from fedtilt.methods import Method
 from fedtilt.parts import Tensors
 
+_NUMBERS_AT_ONCE = 2**27  # that are checked together on a GPU
+
 
 def invalid_reason(update: Tensor, reference: Tensor) -> str | None:
     """Why a trained model may not be averaged or stored, or None if it is valid."""
@@ -33,11 +35,25 @@ def invalid_reasons(updates: Mapping[int, Tensor], reference: Tensor) -> dict[in
     remote = {client: update for client, update in updates.items() if isinstance(update, RemoteTensor)}
     comparable = [client for client in updates if client not in reasons and client not in remote]
     if comparable:
-        # 0 · inf and 0 · NaN are NaN: five times as fast as isfinite
-        finite = (torch.stack([(updates[client] * 0).sum() for client in comparable]) == 0).tolist()
+        finite = _are_finite([updates[client] for client in comparable])
         reasons |= {client: "is not finite" for client, ok in zip(comparable, finite, strict=True) if not ok}
     reasons |= {client: "is not finite" for client, update in remote.items() if not update.finite}
     return {client: reasons[client] for client in sorted(reasons)}
+
+
+def _are_finite(vectors: Sequence[Tensor]) -> list[bool]:
+    """Whether each of these vectors of one size is finite: 0 · inf and 0 · NaN are NaN, five times as fast as isfinite.
+
+    On a GPU they are checked in a few operations, where one each would take longer to launch than to run.
+    """
+    if vectors[0].device.type == "cpu":
+        sums = [(vector * 0).sum() for vector in vectors]
+    else:
+        at_once = max(1, _NUMBERS_AT_ONCE // max(1, vectors[0].numel()))
+        blocks = [torch.stack(list(vectors[i : i + at_once])) for i in range(0, len(vectors), at_once)]
+        sums = [total for block in blocks for total in (block * 0).flatten(1).sum(1).unbind()]
+    finite: list[bool] = (torch.stack(sums) == 0).tolist()
+    return finite
 
 
 def invalid_updates(method: Method, updates: Mapping[int, ClientUpdate], server: Tensors) -> dict[int, str]:

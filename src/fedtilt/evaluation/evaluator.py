@@ -168,7 +168,7 @@ class Evaluator:
         def predict(theta: Tensor, x: Inputs) -> Tensor:
             return functional_logits(net, vector_to_parameters(net, theta), x)
 
-        with torch.no_grad(), fp32_deterministic(device):
+        with torch.no_grad(), fp32_deterministic(device), stacked.batched_functions():
             scores = self._scores(vmap(predict)(weights, take(self._x, rows)), self._y[rows])  # (models, samples, …)
         shape = *mask.shape, *[1] * (scores.dim() - 2)
         scores = scores * mask.to(scores.device).reshape(shape)

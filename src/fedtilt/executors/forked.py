@@ -170,7 +170,8 @@ def _serve(training: ClientTraining, blocks: Sequence["SharedBlock"], pipes: Seq
             block = blocks[task["slot"]]
             try:
                 jobs = block.read_jobs(task["jobs"])
-                batches = settings.of_client(federation, task["round"], task["client"], jobs, torch.device("cpu"))
+                of_client = {task["client"]: jobs}
+                (batches,) = settings.of_clients(federation, task["round"], of_client, torch.device("cpu")).values()
                 results = block.write_results(BACKENDS[backend](model, jobs, [batches] * len(jobs)))
                 reply = {"slot": task["slot"], "results": results}
             except InputError as error:

@@ -6,16 +6,18 @@ Every executor gives bit-identical results: whatever is random depends on (seed,
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
+from fedtilt import seeds
 from fedtilt.data import Federation
-from fedtilt.data.inputs import Inputs
+from fedtilt.data.inputs import Inputs, split
 from fedtilt.training import BACKENDS, Batches, LocalJob, Trained, make_batches, stacked
 from fedtilt.training.local_job import batch_bounds
 
@@ -37,30 +39,65 @@ class BatchSettings:
         """Those among the training settings."""
         return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
-    def of_client(
-        self, federation: Federation, round: int, client: int, jobs: Sequence[LocalJob], device: torch.device
-    ) -> Batches:
-        """The batches of one client in one round, with outliers, for the longest of its jobs."""
-        numbers = torch.arange(len(federation.train_index[client]), device=device)
-        batches = self.make(numbers, numbers, round, client, jobs)  # of the numbers of samples
-        used = self._used(batches, jobs)
-        x, y = federation.train(client, seed=self.seed, round=round, device=device, rows=used)
-        groups = federation.train_groups(client, device=device)
-        weights = federation.train_weights(client, device=device)
-        if used is not None:
-            order, bounds = torch.arange(len(used), device=device)[None], batches.bounds[batches.bounds <= len(used)]
-            batches = replace(batches, order=order, bounds=bounds)
-            groups = {name: codes[used] for name, codes in groups.items()}
-            weights = None if weights is None else weights[used]
-        return replace(batches, x=x, y=y, groups=groups, weights=weights)
+    def of_clients(
+        self, federation: Federation, round: int, jobs: Mapping[int, Sequence[LocalJob]], device: torch.device
+    ) -> dict[int, Batches]:
+        """By client: its batches in one round, with outliers, for the longest of its jobs."""
+        alike: dict[tuple[int, bool], dict[int, int]] = {}  # epochs, whether it needs a part of its samples → clients
+        for client, of_client in jobs.items():
+            samples = len(federation.train_index[client])
+            used = self._used(samples, of_client)
+            epochs = max(self._epochs(job, samples) for job in of_client)
+            alike.setdefault((epochs, used < samples), {})[client] = used
+        found: dict[int, Batches] = {}
+        for (epochs, _), clients in alike.items():
+            found |= self._alike(federation, round, clients, epochs, device)
+        return found
 
-    @staticmethod
-    def _used(batches: Batches, jobs: Sequence[LocalJob]) -> Tensor | None:
-        """The samples that these jobs train on, in order, if they make a few steps; None: all."""
-        steps = max(batches.steps(job) for job in jobs)
-        if steps >= batches.per_epoch or any(job.measures_loss for job in jobs):
-            return None
-        return batches.order[0, : int(batches.bounds[steps])]
+    def _alike(
+        self, federation: Federation, round: int, used: Mapping[int, int], epochs: int, device: torch.device
+    ) -> dict[int, Batches]:
+        """`of_clients` for clients with so many epochs, from how many samples of the first epoch each of them needs.
+
+        The samples of all of them are gathered at once; those of a client are views.
+        """
+        clients, counts = list(used), list(used.values())
+        sizes = [len(federation.train_index[client]) for client in clients]
+        keys = [seeds.key(self.seed, "order", round=round, client=client) for client in clients]
+        order, rows = seeds.permutations_of_each(keys, epochs, sizes, device), None
+        if counts != sizes:
+            starts = torch.tensor(sizes).cumsum(0) - torch.tensor(sizes)
+            owner, position = seeds.owners_and_positions(counts)
+            start = starts[owner].to(device)
+            rows, order = start + order[0, start + position.to(device)], position.to(device)[None]
+        x, y = federation.train(clients, seed=self.seed, round=round, device=device, rows=rows)
+        groups = federation.train_groups(clients, device=device)
+        weights = federation.train_weights(clients, device=device)
+        if rows is not None:
+            groups = {name: codes[rows] for name, codes in groups.items()}
+            weights = None if weights is None else weights[rows]
+        of_clients = {name: codes.split(counts) for name, codes in groups.items()}
+        parts = zip(
+            clients, sizes, split(x, counts), y.split(counts), order.split(counts, dim=1),
+            [None] * len(clients) if weights is None else weights.split(counts), strict=True,
+        )  # fmt: skip
+        return {
+            client: Batches(
+                x=x, y=y, order=order, weights=weights,
+                bounds=_bounds(samples, self.batch_size, self.last_batch, len(y)),
+                key=seeds.key(self.seed, "dropout", round=round, client=client),
+                groups={name: codes[i] for name, codes in of_clients.items()},
+            )
+            for i, (client, samples, x, y, order, weights) in enumerate(parts)
+        }  # fmt: skip
+
+    def _used(self, samples: int, jobs: Sequence[LocalJob]) -> int:
+        """How many samples of a client's first epoch these jobs train on if they make a few steps; otherwise all."""
+        if any(job.steps is None or job.measures_loss for job in jobs):
+            return samples
+        steps = max(job.steps or 0 for job in jobs)
+        bounds = batch_bounds(samples, self.batch_size, self.last_batch)
+        return samples if steps >= len(bounds) - 1 else bounds[steps]
 
     def make(
         self, x: Inputs, y: Tensor, round: int, client: int, jobs: Sequence[LocalJob]
@@ -78,6 +115,12 @@ class BatchSettings:
             return self.epochs if job.epochs is None else job.epochs
         per_epoch = len(batch_bounds(samples, self.batch_size, self.last_batch)) - 1
         return -(-job.steps // per_epoch)
+
+
+@functools.lru_cache(maxsize=4096)
+def _bounds(samples: int, batch_size: int, last_batch: str, used: int) -> Tensor:
+    """Where the batches of an epoch begin and end, of those among the first `used` samples."""
+    return torch.tensor([bound for bound in batch_bounds(samples, batch_size, last_batch) if bound <= used])
 
 
 class ClientTraining(NamedTuple):
@@ -142,11 +185,10 @@ class InProcessExecutor:
         """Train all jobs; with the stacked backend, the clients of a stack are yielded at its end."""
         selected, size = list(jobs), self._stack_size or len(jobs)
         for clients in (selected[i : i + size] for i in range(0, len(selected), size)):
-            group_jobs, group_batches = [], []
-            for client in clients:
-                batches = self._batch_settings.of_client(self._federation, round, client, jobs[client], self._device)
-                group_jobs += jobs[client]
-                group_batches += [batches] * len(jobs[client])
+            of_group = {client: jobs[client] for client in clients}
+            batches = self._batch_settings.of_clients(self._federation, round, of_group, self._device)
+            group_jobs = [job for client in clients for job in jobs[client]]
+            group_batches = [batches[client] for client in clients for _ in jobs[client]]
             with one_thread(self._device):
                 trained = iter(self._train(self._model, group_jobs, group_batches))
             for client in clients:

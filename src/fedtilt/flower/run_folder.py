@@ -76,7 +76,7 @@ class ServerRunFolder:
         self._run_folder = RunFolder(self._seed_folder)
         self._history_file = self._seed_folder / "history.json"
         self._participation_file = self._seed_folder / "participation.json"
-        self._privacy_file = self._seed_folder / "privacy.json"
+        self.privacy_file = self._seed_folder / "privacy.json"
         self._method = task.method.name
         self.history = TrainingHistory.new()
         self._participation: dict[str, Any] = {"rejected": {}, "rounds": {}}
@@ -95,7 +95,7 @@ class ServerRunFolder:
         if not (self.folder / "run.json").exists():
             write_toml(self.folder / "spec.toml", dump(self._task.spec))
             if self._info.schema is not None:
-                self._info.schema.write(self.folder / "schema.json")
+                write_json(self.folder / "schema.json", self._info.schema.to_json())
             record_environment(self.folder, "cpu", [self._task.spec.seed], runner="flower")
         if self._history_file.exists():
             self.history = TrainingHistory.from_json(read_json(self._history_file))
@@ -132,10 +132,7 @@ class ServerRunFolder:
 
         If the server is killed before that step, the sites do not train, and going back can be repeated.
         """
-        self._run_folder.checkpoints.delete_after(round)
-        state = self._run_folder.resume(notice)
-        assert state is not None
-        assert state.round == round
+        state = self._run_folder.go_back(round, notice)
         (self.folder / "results.json").unlink(missing_ok=True)
         rounds = self._participation["rounds"]
         self._participation["rounds"] = {number: entry for number, entry in rounds.items() if int(number) <= round}
@@ -180,21 +177,6 @@ class ServerRunFolder:
         if change.jump is not None:
             self._participation["rounds"][str(round)]["jump"] = change.jump
         write_json(self._participation_file, self._participation)
-
-    # -- privacy -----------------------------------------------------------------------------------------------------
-
-    def releases(self) -> int:
-        """How many models with noise the server has made."""
-        if not self._privacy_file.exists():
-            return 0
-        match read_json(self._privacy_file):
-            case {"releases": int(releases)} if releases > 0:
-                return releases
-        raise InputError(f"{self._privacy_file} is damaged; start again in another folder")
-
-    def record_noisy_models(self, releases: int) -> None:
-        """Record how many models with noise the server has made, before the last one is sent."""
-        write_json(self._privacy_file, {"releases": releases})
 
     # -- metrics and participation -----------------------------------------------------------------------------------
 

@@ -102,7 +102,8 @@ class Site:
         """The states of the site, locked for this process; only the owner can read what is written."""
         with private_files(), locked(private_folder(self.folder)):
             if self.schema is not None:
-                self.schema.write(self.folder / "schema.json")  # to use the personal model: ft.data.transform(like=…)
+                # to use the personal model: ft.data.transform(like=…)
+                write_json(self.folder / "schema.json", self.schema.to_json())
             yield SiteStates(self.folder, history)
 
     def _read(self, stored: SiteState | None) -> tuple[dict[str, Tensor], str | None]:

@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from torch import nn
+from torch import Tensor, nn
 
 from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.server import ServerUpdate, server_update
@@ -14,9 +16,9 @@ from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import check_state, initial_server, messages_of
 from fedtilt.engine.updates import invalid_updates
 from fedtilt.evaluation.round_metrics import RoundMetrics
-from fedtilt.flower.evaluation import combine_replies, decode_evaluation_reply
+from fedtilt.flower.evaluation import EvaluationReply, combine_replies, decode_evaluation_reply
 from fedtilt.flower.membership import Membership, MissingSitesError, SiteKeys
-from fedtilt.flower.message_fields import decode_model, encode_model
+from fedtilt.flower.message_fields import RejectedReply, decode_model, encode_model
 from fedtilt.flower.messages import decode_train_reply, encode_instruction
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.run_folder import ServerRunFolder
@@ -25,6 +27,7 @@ from fedtilt.flower.training_history import JumpCheck, TrainingHistory
 from fedtilt.methods import Method, check_bad_share
 from fedtilt.parts import Parts, Tensors
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
+from fedtilt.storage.releases import Releases
 from fedtilt.toml_text import format_toml
 
 _log = logging.getLogger("flwr")
@@ -62,7 +65,7 @@ class FedTiltStrategy(Strategy):
         self._requested: dict[int, int] = {}  # site → node, of the requests in flight
         self._selected: list[int] = []  # sites that take part in this round
         self._mechanism = GaussianMechanism.of(settings, info.sites, parts)
-        self._releases = 0  # models with noise, also of rounds that were repeated
+        self._releases = Releases(None)
         self._server: Tensors = initial_server(method, parts, info.sites, net)
         self._jumps = JumpCheck(settings.screen or 0.0, 0, self._server["parameters"])
         self.membership = Membership(
@@ -70,6 +73,7 @@ class FedTiltStrategy(Strategy):
             schema=info.schema, personal_start="last" if method.personal is None else method.personal.start,
         )  # fmt: skip
         self.summaries: list[tuple[int, RoundMetrics]] = []
+        self._test_samples: dict[int | None, Tensor] = {}  # site → its test samples by class, in its first evaluation
 
     # -- a run -------------------------------------------------------------------------------------------------------
 
@@ -117,11 +121,9 @@ class FedTiltStrategy(Strategy):
 
     def _limit_rounds(self, mechanism: GaussianMechanism) -> None:
         """Stop where the budget of privacy ends; a round that was repeated after a damaged checkpoint counts again."""
-        recorded = 0 if self.run_folder is None else self.run_folder.releases()
-        self._releases = max(recorded, self._rounds_before)
-        self.settings, notices = mechanism.within_budget(
-            self.settings, done=self._rounds_before, releases=self._releases
-        )
+        done = self._rounds_before
+        self._releases = Releases(None if self.run_folder is None else self.run_folder.privacy_file, done)
+        self.settings, notices = mechanism.within_budget(self.settings, done=done, releases=self._releases.count)
         for notice in notices:
             _log.warning("%s", notice)
 
@@ -173,9 +175,7 @@ class FedTiltStrategy(Strategy):
             clients=self._info.sites,
         )  # fmt: skip
         if mechanism is not None:
-            self._releases += 1
-            if self.run_folder is not None:
-                self.run_folder.record_noisy_models(self._releases)
+            self._releases.add()
         self._record_screening(round, updated)
         change = self._jumps.check(round, self._server["parameters"], updated.state["parameters"])
         self._server = updated.state
@@ -239,16 +239,24 @@ class FedTiltStrategy(Strategy):
         round = self._rounds_before + server_round
         return self._record_evaluation(round, replies) if self.settings.evaluates(round) else None
 
+    def _decode_evaluation(self, round: int, reply: Message) -> EvaluationReply:
+        """Decode a reply; test samples that are not those of the site's first evaluation are rejected."""
+        classes, of_numbers = len(self._info.class_names), self._info.target is not None
+        decoded = decode_evaluation_reply(reply, round, classes, self.policy.max_samples, of_numbers=of_numbers)
+        first = self._test_samples.setdefault(self.membership.site_of(reply.metadata.src_node_id), decoded.total)
+        if not torch.equal(first, decoded.total):
+            now, before = int(decoded.total.sum()), int(first.sum())
+            raise RejectedReply(f"claims {now} test samples and had {before} before, or other classes")
+        return decoded
+
     def _record_evaluation(self, round: int, replies: Iterable[Message]) -> MetricRecord:
-        classes, limit = len(self._info.class_names), self.policy.max_samples
-        of_numbers = self._info.target is not None
+        classes = len(self._info.class_names)
         accepted, _, _ = self.membership.collect(
-            "evaluate", self._requested, self._requested, replies,
-            lambda reply: decode_evaluation_reply(reply, round, classes, limit, of_numbers=of_numbers),
-        )  # fmt: skip
+            "evaluate", self._requested, self._requested, replies, partial(self._decode_evaluation, round)
+        )
         counts, total, summary = combine_replies(accepted, self._info.has_outliers, self.method.has_personal, classes)
         if self._mechanism is not None:
-            summary = summary._replace(privacy=self._mechanism.loss(self._releases))
+            summary = summary._replace(privacy=self._mechanism.loss(self._releases.count))
         self.summaries.append((round, summary))
         if self.run_folder is not None:
             self.run_folder.record_evaluation(round, summary, counts, total)

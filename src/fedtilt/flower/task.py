@@ -156,6 +156,11 @@ class Task:
                 f"attack.kind = {settings.attack.kind!r} is for simulations, not for real sites; "
                 "remove [attack] from the spec"
             )
+        if settings.stop is not None:
+            raise InputError(
+                f"train.stop = {settings.stop.label!r} needs validation data on the server, and a deployment evaluates "
+                "test data on the sites; remove it"
+            )
         if isinstance(method.aggregator, FLTrust):
             raise InputError(
                 f"aggregator = 'fltrust' of method {method.name!r} needs data on the server, and a deployment has data "

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 
 from fedtilt.errors import InputError
-from fedtilt.files import write_bytes
+from fedtilt.files import write_html
 from fedtilt.report.compare import Published
 from fedtilt.report.page import build_page
 from fedtilt.report.run_reader import Run, read_run
@@ -34,10 +34,10 @@ def write(folders: Folders, out: str | PathLike[str], *, published: PublishedPer
     if path.is_dir():
         raise InputError(f"{path} is a folder; name a file to write, such as {path / 'report.html'}")
     if not isinstance(folders, str | PathLike) and len(folders) == 1 and is_search(Path(folders[0])):
-        write_bytes(path, build_tuning_page(Path(folders[0])).encode())
+        write_html(path, build_tuning_page(Path(folders[0])))
         return path
     runs = _read_runs(folders)
-    write_bytes(path, build_page(runs, _published_per_run(published, len(runs)), path.parent).encode())
+    write_html(path, build_page(runs, _published_per_run(published, len(runs)), path.parent))
     return path
 
 

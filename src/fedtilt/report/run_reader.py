@@ -28,7 +28,7 @@ from fedtilt.storage.evaluations import Evaluations, History
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.predictions import read_predictions
 from fedtilt.storage.provenance import read_record
-from fedtilt.storage.run_folder import baselines_folder
+from fedtilt.storage.run_folder import EARLY_STOP, baselines_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,7 @@ class SeedRun:
     group: str = CLASS  # what the columns are: classes, ranges of the target, or a column of groups
     attackers: tuple[int, ...] = ()  # clients, which are not evaluated
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)  # by method, of a rare class
+    has_ended: bool = False  # early, by the stop rule of the run
     baselines: Mapping[str, RoundMetrics] = field(default_factory=dict)  # after the last evaluated round, by name
 
     @cached_property
@@ -107,8 +108,8 @@ class Run:
 
     @property
     def compared(self) -> tuple[SeedRun, ...]:
-        """The seeds that have reached that round."""
-        return tuple(seed_run for seed_run in self.seed_runs if seed_run.round == self.round)
+        """The seeds that have reached that round, or have ended early."""
+        return tuple(seed_run for seed_run in self.seed_runs if seed_run.round == self.round or seed_run.has_ended)
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -122,15 +123,16 @@ class Run:
         return tuple(
             {}
             if seed_run.folder is None
-            else read_predictions(seed_run.folder, self.round)
-            | read_predictions(baselines_folder(seed_run.folder), self.round)
+            else read_predictions(seed_run.folder, seed_run.round)
+            | read_predictions(baselines_folder(seed_run.folder), seed_run.round)
             for seed_run in self.compared
         )
 
     @property
     def finished(self) -> bool:
-        """Whether every seed has finished all its rounds."""
-        return len(self.compared) == len(self.seeds) and self.round >= self.rounds
+        """Whether every seed has finished all its rounds, or has ended early."""
+        ended = [seed_run.has_ended or seed_run.round >= self.rounds for seed_run in self.seed_runs]
+        return len(ended) == len(self.seeds) and all(ended)
 
 
 def read_run(folder: Path) -> Run:
@@ -198,6 +200,7 @@ def _read_seed(folder: Path, seed: int, fingerprint: Mapping[str, Any]) -> SeedR
     return SeedRun(
         seed=seed, folder=folder, history=history, counts={name: counts[name] for name in methods}, total=total,
         baselines=_read_baselines(baselines_folder(folder), last), thresholds=_read_thresholds(folder),
+        has_ended=(folder / EARLY_STOP).exists(),
         **_read_federation(folder / "federation.json", fingerprint, *total.shape),
     )  # fmt: skip
 

@@ -164,6 +164,9 @@ def facts(run: Run) -> str:
         if float(outliers["clients"]) < 1:
             data += f" at {float(outliers['clients']):.0%} of the clients".replace("%", " %")
     rounds = f"{run.rounds}" if run.round >= run.rounds else f"{run.round} of {run.rounds}"
+    if any(seed_run.has_ended for seed_run in run.compared):
+        ends = sorted({seed_run.round for seed_run in run.compared})
+        rounds = f"ended early after {ends[0]}{f' to {ends[-1]}' * (len(ends) > 1)} of {run.rounds}"
     counts = f"{rounds} round{'' if rounds == '1' else 's'}, {len(run.seeds)} seed{'s' if len(run.seeds) > 1 else ''}"
     return f"{settings['data']}, {settings['clients']:,} clients, {data}, {counts}"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtilt.cluster.tasks import TaskProgress
+from fedtilt.errors import InputError
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.simulation import Round
 
@@ -40,19 +41,21 @@ class Callback:
     They are called in the process of the run, between rounds, in the order of the callbacks. An error in one of them
     stops the run, which can be resumed.
 
-        class Stop(ft.Callback):
+        class GoodEnough(ft.Callback):
             def on_round(self, round, metrics):
-                if metrics and metrics["fedtilt"].evaluated.accuracy > 97:
-                    raise KeyboardInterrupt
+                return metrics is not None and metrics["fedtilt"].evaluated.accuracy > 97
 
-        ft.run(methods, federation, ft.models.mlp, callbacks=[Stop()])
+        ft.run(methods, federation, ft.models.mlp, callbacks=[GoodEnough()])
     """
 
     def on_start(self, run: RunStart) -> None:
         """Before the first round of a seed, and before a resumed run continues."""
 
-    def on_round(self, round: Round, metrics: Mapping[str, RoundMetrics] | None) -> None:
-        """After every round, with the metrics by method; None if the round was not evaluated."""
+    def on_round(self, round: Round, metrics: Mapping[str, RoundMetrics] | None) -> bool | None:
+        """After every round, with the metrics by method; None if the round was not evaluated.
+
+        If it returns True, the run ends: with this round or, if that was not evaluated, with the next one that is.
+        """
 
     def on_search(self, progress: SearchProgress) -> None:
         """After every round of a search."""
@@ -76,12 +79,21 @@ class Callbacks(Callback):
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = tuple(callbacks)
         self._started: list[Callback] = []
-        for name in ("on_round", "on_search", "on_scores", "on_notice", "on_tasks"):
+        for name in ("on_search", "on_scores", "on_notice", "on_tasks"):
             setattr(self, name, partial(self._call_all, name))
 
     def _call_all(self, name: str, *arguments: Any) -> None:
         for callback in self._callbacks:
             getattr(callback, name)(*arguments)
+
+    def on_round(self, round: Round, metrics: Mapping[str, RoundMetrics] | None) -> bool:
+        """Call all; whether any of them ends the run."""
+        replies = [callback.on_round(round, metrics) for callback in self._callbacks]
+        for callback, reply in zip(self._callbacks, replies, strict=True):
+            if not isinstance(reply, bool | None):
+                name = type(callback).__name__
+                raise InputError(f"on_round of {name} returned {reply!r:.60}; return True to end the run, or nothing")
+        return any(replies)
 
     def on_start(self, run: RunStart) -> None:
         """Call all."""

@@ -9,6 +9,7 @@ from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.prepare import PreparedRun
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.simulation import Round, simulate_prepared
+from fedtilt.storage.releases import Releases
 from fedtilt.storage.run_folder import Notice, Recorder
 
 CHECKPOINT_SECONDS = 10.0  # the least time between two checkpoints
@@ -22,11 +23,13 @@ def train_rounds(
     recorder: Recorder,
     state: FederationState | None,
     *,
-    on_round: Callable[[Round, Summaries | None], None],
+    on_round: Callable[[Round, Summaries | None], bool | None],
     notice: Notice,
     record: Callable[[Round], Summaries | None] = lambda _: None,
+    kept_round: Callable[[], int | None] = lambda: None,
     until: int | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    releases: Releases | None = None,
 ) -> Round | None:
     """Train from a state to the end of a round, which it returns; None if nothing was left to train.
 
@@ -34,28 +37,37 @@ def train_rounds(
         prepared: the checked inputs
         recorder: where checkpoints are written
         state: of the last checkpoint; None: from the start
-        on_round: called after every round, with what `record` returned; if it raises, the round has a checkpoint
+        on_round: called after every round, with what `record` returned; if it returns True, the round is the last; if
+            it raises, the round has a checkpoint
         notice: called with messages for the user
         record: called before the checkpoint of a round
+        kept_round: a round whose checkpoint is kept, if it has one; of the round itself one is written
         until: the round; None: the last
         checkpoint_seconds: the least time between two checkpoints
+        releases: counts models with secret noise
     """
     last = prepared.settings.rounds if until is None else until
     saved_at, saved_round = time.monotonic(), 0
-    rounds = simulate_prepared(prepared, state=state, client_states=recorder.client_states, notice=notice)
+    rounds = simulate_prepared(
+        prepared, state=state, client_states=recorder.client_states, notice=notice, releases=releases
+    )
     with contextlib.closing(rounds):  # type: ignore[type-var]
         for r in rounds:
             summaries = record(r)
-            if r.number == last or time.monotonic() - saved_at >= checkpoint_seconds:
+            kept = [] if (best := kept_round()) is None else [best]
+            if r.number in (last, best) or time.monotonic() - saved_at >= checkpoint_seconds:
                 with contextlib.suppress(LostTensorError):  # the next round goes back to an earlier state
-                    recorder.checkpoint(r.state)
+                    recorder.checkpoint(r.state, keep=kept)
                     saved_at, saved_round = time.monotonic(), r.number
+            is_last = r.number == last
             try:
-                on_round(r, summaries)
+                is_last = bool(on_round(r, summaries)) or is_last
             except BaseException:
                 if saved_round < r.number:
-                    recorder.checkpoint(r.state)
+                    recorder.checkpoint(r.state, keep=kept)
                 raise
-            if r.number == last:
+            if is_last:
+                if saved_round < r.number:
+                    recorder.checkpoint(r.state, keep=kept)
                 return r
     return None

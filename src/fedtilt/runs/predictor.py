@@ -19,6 +19,7 @@ from fedtilt.data.tables.schema import Schema
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.files import interpreting, read_metadata, read_tensors, reading
+from fedtilt.imports import import_extra
 from fedtilt.models import ModelSource, build_exported, exported_shape, logits
 from fedtilt.runs.export import Export, export_model
 from fedtilt.runs.onnx_file import read_onnx
@@ -63,8 +64,7 @@ class PredictedRows(NamedTuple):
 
     def to_pandas(self) -> Any:
         """A data frame of `table`, with the names of the rows as its index."""
-        import pandas
-
+        pandas = import_extra("pandas", "to_pandas()", "report")
         return pandas.DataFrame(self.table(), columns=self.header()).set_index("row")
 
 

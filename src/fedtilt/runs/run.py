@@ -13,7 +13,7 @@ import torch
 from fedtilt.attacks.attack import AttackedFederation
 from fedtilt.cluster.connection import check_cluster
 from fedtilt.data import Federation
-from fedtilt.engine.client_states import FederationState
+from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
 from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
 from fedtilt.errors import InputError, NoEffect
@@ -21,6 +21,7 @@ from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.predictions import Predictions, choose_thresholds, predict
 from fedtilt.evaluation.results import MethodResult, Result
 from fedtilt.evaluation.round_metrics import metrics_by_method
+from fedtilt.evaluation.stop_check import StopCheck
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.locks import locked
 from fedtilt.methods import Method, check_rates_used
@@ -37,6 +38,7 @@ from fedtilt.simulation import Round
 from fedtilt.storage.fingerprint import check_other_seeds, continued, fingerprint_of
 from fedtilt.storage.predictions import has_predictions, is_small, read_prediction, write_predictions
 from fedtilt.storage.provenance import environment, is_started, read_record, record_environment, seed_folder
+from fedtilt.storage.releases import Releases
 from fedtilt.storage.run_folder import InMemoryRun, Notice, Recorder, RunFolder, model_description
 
 
@@ -142,6 +144,7 @@ def train_to_end(
     for text in prepared.notices:
         callback.on_notice(text)
     state = recorder.begin(fingerprint, callback.on_notice)
+    prepared, releases = _within_releases(prepared, recorder, 0 if state is None else state.round, callback.on_notice)
     recorder.describe(
         clients=federation.client_names,
         group=federation.group,
@@ -169,19 +172,48 @@ def train_to_end(
         summaries = metrics_by_method(r.counts, r.total, federation.has_outliers, r.privacy, groups, r.attack_success)
         validation = metrics_by_method(r.validation, r.validation_total, federation.has_outliers, None, groups)
         recorder.evaluations.record(r.number, summaries, r.counts, r.total, validation)
+        check.update(r.number, {name: found.evaluated for name, found in validation.items()})
         return summaries
 
-    with started(callback, run_start):
-        last = train_rounds(
-            prepared, recorder, state, record=record, on_round=callback.on_round, notice=callback.on_notice,
-            checkpoint_seconds=checkpoint_seconds,
-        )  # fmt: skip
-    state = state if last is None else last.state
-    assert state is not None  # there is at least one round, trained now or before
+    def on_round(r: Round, summaries: Summaries | None) -> bool:
+        ending.append(bool(callback.on_round(r, summaries)))
+        return summaries is not None and (any(ending) or check.is_over)
+
+    check, ending = StopCheck(prepared.settings.stop), list[bool]()
+    for round, found in recorder.evaluations.validations:
+        check.update(round, {name: metrics.evaluated for name, metrics in found.items()})
+    rounds = prepared.settings.rounds
+    if state is not None and (reason := recorder.end_reason(state.round, rounds)) is not None:
+        callback.on_notice(reason)
+    else:
+        if not check.is_over:  # else the run was killed before it recorded its end
+            with started(callback, run_start):
+                last = train_rounds(
+                    prepared, recorder, state, record=record, on_round=on_round, notice=callback.on_notice,
+                    checkpoint_seconds=checkpoint_seconds, kept_round=lambda: check.kept_round, releases=releases,
+                )  # fmt: skip
+            state = state if last is None else last.state
+        assert state is not None  # there is at least one round, trained now or before
+        state = _end(recorder, state, rounds, check, callback.on_notice)
     _store_predictions(prepared, recorder, state)
     if thresholds := choose_thresholds(prepared, prepared.methods, state):
         recorder.record_thresholds(thresholds)
     return _result(prepared, recorder, state, _trained_run(recorder, state, fingerprint), callback.on_notice)
+
+
+def _end(recorder: Recorder, state: FederationState, rounds: int, check: StopCheck, notice: Notice) -> FederationState:
+    """The state that a run ends with; after a kill before it is recorded, a resumed run ends with it too."""
+    best, is_early = check.kept_round, check.is_over and state.round < rounds
+    goes_back = best is not None and best < state.round and (is_early or state.round == rounds)
+    if not is_early and not goes_back:
+        return state
+    reason = check.describe(state.round, is_early=is_early)
+    if goes_back:
+        assert best is not None
+        state = recorder.go_back(best, notice)
+    recorder.record_end(state.round, reason, None if is_early else rounds)
+    notice(reason)
+    return state
 
 
 def _trained_run(
@@ -191,16 +223,41 @@ def _trained_run(
     if isinstance(recorder, RunFolder):  # not from memory: the results of many seeds would keep their models
         return partial(read_trained_run, recorder.folder.parent, fingerprint["train"]["seed"])
     server = {name: {key: tensor.cpu() for key, tensor in found.items()} for name, found in state.server.items()}
-    states, round, evaluations = state.client_states, state.round, recorder.evaluations
+    return partial(_run_in_memory, recorder, server, state.client_states, state.round, fingerprint)  # can be pickled
 
+
+def _run_in_memory(
+    recorder: Recorder, server: dict[str, dict[str, torch.Tensor]], states: ClientStates, round: int,
+    fingerprint: Mapping[str, Any],
+) -> TrainedRun:  # fmt: skip
     def evaluation(method: str) -> Evaluation:
-        counts, total = evaluations.counts(round)
-        return Evaluation(evaluations.history[method][-1][1], counts[method], total)
+        counts, total = recorder.evaluations.counts(round)
+        return Evaluation(recorder.evaluations.history[method][-1][1], counts[method], total)
 
-    return lambda: TrainedRun(
+    return TrainedRun(
         "the run", fingerprint, recorder.description(), recorder.constants(), server,
         lambda method, client: states.get((method, client)), round, evaluation,
     )  # fmt: skip
+
+
+def _within_releases(
+    prepared: PreparedRun, recorder: Recorder, done: int, notice: Notice
+) -> tuple[PreparedRun, Releases | None]:
+    """With secret noise: the run up to the round that the budget still allows, and the count of its models."""
+    mechanism = prepared.mechanism
+    if mechanism is None or mechanism.seed is not None:
+        return prepared, None
+    releases = Releases(recorder.privacy_file, done)
+    settings, notices = mechanism.within_budget(prepared.settings, done=done, releases=releases.count)
+    for text in notices:
+        notice(text)
+    evaluated = {round for rounds in recorder.evaluations.history.values() for round, _ in rounds}
+    if settings.rounds <= done < prepared.settings.rounds and done not in evaluated:
+        raise InputError(
+            f"privacy: rounds that were repeated have used up the budget epsilon = {mechanism.budget:g} before the "
+            f"evaluation of round {done}; start again in another folder"
+        )
+    return prepared._replace(settings=settings), releases
 
 
 def _notice_screened(round: Round, known: set[tuple[str, int]], notice: Notice) -> None:

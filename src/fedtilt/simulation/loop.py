@@ -27,12 +27,14 @@ from fedtilt.engine.updates import check_finite
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import compute_metrics
+from fedtilt.evaluation.stop_check import StopCheck
 from fedtilt.executors.in_process import Executor, one_thread
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.parts import Tensors
 from fedtilt.simulation.client_training import merge_equal, plan_client, store_states, train_clients
 from fedtilt.simulation.round import Round
+from fedtilt.storage.releases import Releases
 from fedtilt.training.precision import fp32_deterministic
 
 
@@ -63,7 +65,20 @@ def simulate(
     prepared = prepare(methods, federation, model, train_settings(keywords, settings))
     check_rates_used(prepared.methods, given_settings(keywords, settings))
     check_effects(prepared)
-    return simulate_prepared(prepared, state=state, client_states=client_states)
+    if prepared.settings.stop is not None and prepared.settings.stop.restore_best:
+        raise InputError("restore_best = True of stop needs ft.run: ft.simulate yields rounds, and takes none back")
+    return _until_stop(simulate_prepared(prepared, state=state, client_states=client_states), prepared)
+
+
+def _until_stop(rounds: Iterator[Round], prepared: PreparedRun) -> Iterator[Round]:
+    """The rounds, to the one with which the run ends early."""
+    check = StopCheck(prepared.settings.stop)
+    for round in rounds:
+        yield round
+        if round.validation is not None:
+            check.update(round.number, {m.name: round.metrics(m.name, validation=True) for m in prepared.methods})
+        if check.is_over:
+            return
 
 
 def simulate_prepared(
@@ -72,6 +87,7 @@ def simulate_prepared(
     state: FederationState | None = None,
     client_states: ClientStates | None = None,
     notice: Callable[[str], None] | None = None,
+    releases: Releases | None = None,
 ) -> Iterator[Round]:
     """`simulate` with checked inputs.
 
@@ -80,6 +96,7 @@ def simulate_prepared(
         state: see `simulate`
         client_states: see `simulate`
         notice: called with messages for the user, which else are warnings
+        releases: counts models with secret noise; default: from those of the state on
     """
     methods, device = prepared.methods, prepared.device
     if state is None:
@@ -95,14 +112,16 @@ def simulate_prepared(
             needed = initial_server(m, prepared.parts, prepared.federation.clients, prepared.net)
             check_state(state.server[m.name], needed, f"the state of the server for method {m.name!r}")
         state.server = {m.name: _to(device, state.server[m.name]) for m in methods}
-    return _rounds(prepared, state, notice or (lambda text: warn([text])))
+    return _rounds(prepared, state, notice or (lambda text: warn([text])), releases or Releases(None, state.round))
 
 
 def _to(device: torch.device, tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def _rounds(prepared: PreparedRun, state: FederationState, notice: Callable[[str], None]) -> Iterator[Round]:
+def _rounds(
+    prepared: PreparedRun, state: FederationState, notice: Callable[[str], None], releases: Releases
+) -> Iterator[Round]:  # fmt: skip
     federation, settings, device = prepared.federation, prepared.settings, prepared.device
     prepared.net.to(device)
     if state.round >= settings.rounds:  # nothing is left to train, and no worker to start
@@ -126,7 +145,9 @@ def _rounds(prepared: PreparedRun, state: FederationState, notice: Callable[[str
                 try:
                     restart.save(state, on_nodes=executor.on_nodes)
                     again = state.round < yielded
-                    finished = _run_round(prepared, state, executor, test, validation, triggered, collector, again)
+                    finished = _run_round(
+                        prepared, state, executor, test, validation, triggered, collector, releases, again
+                    )
                     if state.round == settings.rounds:
                         state.client_states.fetch_remote()
                 except LostTensorError:
@@ -150,6 +171,7 @@ def _run_round(
     validation: Evaluator | None,
     triggered: Evaluator | None,
     collector: Collector | None,
+    releases: Releases,
     again: bool,
 ) -> Round:
     """Train one round; one that is trained again, after a loss, is not evaluated again."""
@@ -170,6 +192,8 @@ def _run_round(
     # 4. server update; the state changes only after all models have been checked
     check_finite(number, methods, server, updates, kept)
     mechanism = prepared.mechanism and prepared.mechanism.for_round(number)
+    # noise of the seed is the same in a round that is repeated, so it is one model
+    made = releases.add() if mechanism and mechanism.seed is None else number
     roots = train_on_root_sets(prepared, server, number)
     updates = received_updates(prepared, server, updates, roots, number)
     updated = {
@@ -204,7 +228,7 @@ def _run_round(
         backend=prepared.backend,
         screened={name: {**update.bounded, **update.rejected} for name, update in updated.items()},
         attack_success=_attack_success(methods, state, triggered) if evaluate and triggered else {},
-        privacy=mechanism.loss(number) if mechanism and evaluate else None,
+        privacy=mechanism.loss(made) if mechanism and evaluate else None,
         _net=prepared.net,
         _parts={m.name: prepared.parts.keeping(m.local_names) for m in methods},
         client_names=federation.client_names,

@@ -40,7 +40,7 @@ class EvaluationHistory:
 
     def __init__(self) -> None:
         self.history: History = {}
-        self.validation: dict[str, RoundMetrics] = {}  # of the last evaluated round
+        self.validations: list[tuple[int, dict[str, RoundMetrics]]] = []  # (round, metrics on validation data)
         self._last: tuple[dict[str, Counts], Tensor] | None = None
 
     def record(
@@ -48,10 +48,16 @@ class EvaluationHistory:
         validation: Mapping[str, RoundMetrics] | None = None,
     ) -> None:  # fmt: skip
         """Add an evaluated round."""
-        self.validation = dict(validation or {})
+        if validation:
+            self.validations.append((round, dict(validation)))
         for name, summary in summaries.items():
             self.history.setdefault(name, []).append((round, summary))
         self._last = dict(counts), total
+
+    @property
+    def validation(self) -> dict[str, RoundMetrics]:
+        """The metrics on validation data after the last evaluated round, by method; empty: there is no such data."""
+        return self.validations[-1][1] if self.validations else {}
 
     def counts(self, round: int) -> tuple[dict[str, Counts], Tensor]:
         """The counts of an evaluated round by method, and the number of samples; in memory, of the last alone."""
@@ -76,8 +82,8 @@ class Evaluations(EvaluationHistory):
         lines = ""
         for name, summary in summaries.items():
             entry = {"round": round, "method": name} | summary.to_json()
-            if name in self.validation:
-                entry["validation"] = self.validation[name].to_json()
+            if validation and name in validation:
+                entry["validation"] = validation[name].to_json()
             lines += json.dumps(with_digest(entry), allow_nan=False) + "\n"
         write_counts(self.counts_file(round), counts, total)
         with writing(self.metrics_file), self.metrics_file.open("a") as file:
@@ -160,11 +166,12 @@ class Evaluations(EvaluationHistory):
         for problem in [*(lines.damaged if lost else []), *lost]:
             notice(f"{problem}; this evaluation is missing from the curves")
         kept = [(round, name, line) for round in rounds for name, line in lines.rounds[round].items()]
-        self.history, self.validation = {}, {}
+        self.history = {}
         for round, name, line in kept:
             self.history.setdefault(name, []).append((round, line.summary))
-            if line.validation is not None:
-                self.validation[name] = line.validation
+        by_round = {r: {name: line.validation for name, line in lines.rounds[r].items()} for r in rounds}
+        self.validations = [(r, {n: v for n, v in found.items() if v is not None}) for r, found in by_round.items()]
+        self.validations = [(r, found) for r, found in self.validations if found]
         if self.metrics_file.exists():
             write_bytes(self.metrics_file, "".join(line.text + "\n" for _, _, line in kept).encode())
         for path, round in rounds_in(self._counts_folder, r"\.safetensors(\.part)?").items():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtilt.errors import InputError
-from fedtilt.files import read_json, read_tensors, read_toml
+from fedtilt.files import read_html, read_json, read_tensors, read_toml
 from fedtilt.storage.evaluations import Evaluations
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.provenance import read_record
@@ -54,6 +54,9 @@ def check_run(folder: Path) -> list[Check]:
     if (folder / "spec.toml").exists():
         with check("settings and records", _NEEDED).one():
             read_toml(folder / "spec.toml")
+    for page in sorted(folder.glob("*.html")):
+        with check("pages", "nothing: fedtilt report writes it again").one():
+            read_html(page)
     _check_json(folder, check)
     for seed in sorted(folder.glob("seed-*")):
         if seed.is_dir():

@@ -5,6 +5,7 @@ federation.json                                names of clients and classes or g
 backend.json                                   which backend trained last, and why faster ones did not
 model.json                                     how to build the model, and how to standardise its input
 thresholds.json                                {"thresholds": method → threshold on a class}, if any were chosen
+early_stop.json                                after which round the run ended early, and why
 constants.safetensors                          frozen parameters and initial buffers of the model, if it has any
 metrics.jsonl                                  one line per evaluated round and method
 counts/round-00040.safetensors                 correct predictions, or errors, per client and class or group
@@ -12,10 +13,12 @@ predictions.safetensors                        what the last models predict on t
 baselines/                                     metrics, counts and predictions of what the methods are compared with
 checkpoints/round-00040/                       server states, and a manifest with hashes; the last two
 clients/states-000012                          client states, many in one file
+privacy.json                                   with secret noise: how many models were made, also in repeated rounds
 
 Everything has a digest, and is checked when it is read.
 """
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +32,8 @@ from fedtilt.data.targets import NumericTarget
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.errors import InputError
 from fedtilt.evaluation.threshold import Threshold
-from fedtilt.files import read_json, read_tensors, write_json, write_tensors
+from fedtilt.files import interpreting, read_json, read_tensors, write_json, write_tensors
+from fedtilt.parts import Tensors
 from fedtilt.storage.checkpoints import Checkpoints
 from fedtilt.storage.evaluations import EvaluationHistory, Evaluations
 from fedtilt.storage.fingerprint import (
@@ -43,6 +47,7 @@ from fedtilt.storage.fingerprint import (
 if TYPE_CHECKING:  # Arrow is for tables alone
     from fedtilt.data.tables.schema import Schema
 
+EARLY_STOP = "early_stop.json"
 _MAX_NAMES = 12  # of damaged clients in a message
 Notice = Callable[[str], None]
 
@@ -60,6 +65,7 @@ class RunFolder:
         self.client_states = ClientStates(folder / "clients", memory_limit)
         self.evaluations = Evaluations(folder)
         self.checkpoints = Checkpoints(folder, self.client_states)
+        self.privacy_file = folder / "privacy.json"
         self._has_constants = False
 
     # -- start and resume --------------------------------------------------------------------------------------------
@@ -197,6 +203,35 @@ class RunFolder:
         is_evaluated = any(rounds[-1][0] == state.round for rounds in self.evaluations.history.values())
         self.checkpoints.write(state, is_evaluated=is_evaluated, keep=keep)
 
+    # -- early stops -------------------------------------------------------------------------------------------------
+
+    def go_back(self, round: int, notice: Notice) -> FederationState:
+        """The state of a kept checkpoint; everything that was written after it is deleted."""
+        self.checkpoints.delete_after(round)
+        state = self.resume(notice)
+        assert state is not None
+        assert state.round == round
+        return state
+
+    def record_end(self, round: int, reason: str, rounds: int | None) -> None:
+        """Record that the run ends with this round, its last checkpoint; with `rounds`, unless it gets more rounds."""
+        write_json(self._early_stop_file, {"round": round, "reason": reason, "rounds": rounds})
+
+    def end_reason(self, round: int, rounds: int) -> str | None:
+        """Why a run of these rounds has ended with this round; None: it has not, and a record of it is outdated."""
+        if not self._early_stop_file.exists():
+            return None
+        record = read_json(self._early_stop_file)
+        with interpreting(self._early_stop_file):
+            if record["round"] == round and (record["rounds"] is None or record["rounds"] >= rounds):
+                return str(record["reason"])
+        self._early_stop_file.unlink()
+        return None
+
+    @property
+    def _early_stop_file(self) -> Path:
+        return self.folder / EARLY_STOP
+
     def latest(self, round: int | None = None) -> FederationState | None:
         """The state of the last checkpoint, or of the one of this round; None if there is no checkpoint at all.
 
@@ -236,6 +271,7 @@ class InMemoryRun:
     def __init__(self, memory_limit: int) -> None:
         self.client_states = ClientStates(None, memory_limit)
         self.evaluations = EvaluationHistory()
+        self.privacy_file = None
 
     def begin(self, fingerprint: Mapping[str, Any], notice: Notice) -> None:
         """No-op: there is no earlier state."""
@@ -258,8 +294,24 @@ class InMemoryRun:
         """Frozen parameters and initial buffers of the model."""
         return dict(self._constants)
 
-    def checkpoint(self, state: FederationState) -> None:
+    def checkpoint(self, state: FederationState, keep: Collection[int] = ()) -> None:
+        """Keep a copy of this state if its round is in `keep`."""
+        if state.round in keep:
+            server: dict[str, Tensors] = copy.deepcopy(state.server)
+            kept = FederationState(state.round, server, copy.deepcopy(state.client_states))
+            self._kept = kept, copy.deepcopy(self.evaluations)
+
+    def go_back(self, round: int, notice: Notice) -> FederationState:
+        """The state of a kept round; the evaluations are those up to it."""
+        state, self.evaluations = self._kept
+        assert state.round == round
+        return state
+
+    def record_end(self, round: int, reason: str, rounds: int | None) -> None:
         """No-op."""
+
+    def end_reason(self, round: int, rounds: int) -> None:
+        """None: there is no earlier run."""
 
 
 Recorder = RunFolder | InMemoryRun

@@ -8,7 +8,8 @@ them, take the same mask on every device and in every backend.
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from fedtilt import seeds
 _ALPHA = -1.7580993408473766  # what SELU gives for −inf: alpha dropout keeps the mean and variance of its outputs
 _TORCH = {name: getattr(F, name) for name in (
     "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout",
-    "scaled_dot_product_attention",
+    "scaled_dot_product_attention", "embedding",
 )}  # fmt: skip
 
 
@@ -30,7 +31,7 @@ class Masks(threading.local):
     def __init__(self) -> None:
         self._step: tuple[Tensor, Tensor | int] | None = None
         self._key: Tensor | None = None  # of the step; computed for the first mask
-        self._calls = 0
+        self.shapes: list[tuple[int, ...]] = []  # of the masks of this forward pass
 
     def start(self, key: Tensor, step: Tensor | int) -> None:
         """Begin the forward pass of a step.
@@ -39,7 +40,7 @@ class Masks(threading.local):
             key: of the client's batches, int64, without dimensions
             step: its number
         """
-        self._step, self._key, self._calls = (key, step), None, 0
+        self._step, self._key, self.shapes = (key, step), None, []
 
     def stop(self) -> None:
         """Return to torch's generators."""
@@ -55,8 +56,8 @@ class Masks(threading.local):
         assert self._step is not None
         if self._key is None:
             self._key = seeds.mix(seeds.mix(self._step[0]) + self._step[1])
-        self._calls += 1
-        key = seeds.mix(self._key + self._calls)
+        self.shapes.append(shape)
+        key = seeds.mix(self._key + len(self.shapes))
         low, high = ((half & 0xFFFFFFFF) - (1 << 31) for half in (key, key >> 32))
         z = torch.arange(math.prod(shape), dtype=torch.int32, device=device).reshape(shape) ^ low.to(torch.int32)
         z = (z ^ _shift_right(z, 16)) * 0x7FEB352D  # Wellons' finaliser for 32 bits, with the key in two halves
@@ -71,9 +72,15 @@ def _shift_right(bits: Tensor, by: int) -> Tensor:
 _masks = Masks()
 
 
+Functions = Mapping[str, Callable[..., Tensor]]  # of `torch.nn.functional`, by name
+
+
 @contextlib.contextmanager
-def keyed_dropout() -> Iterator[Masks]:
+def keyed_dropout(others: Functions = MappingProxyType({})) -> Iterator[Masks]:
     """Let torch's dropout take its masks from here, in this thread, after `Masks.start`.
+
+    Args:
+        others: further functions that layers call in place of torch's; names of `_TORCH`
 
     >>> with keyed_dropout() as masks:
     ...     masks.start(torch.tensor(7), step=1)
@@ -88,6 +95,7 @@ def keyed_dropout() -> Iterator[Masks]:
         "alpha_dropout": _alpha_dropout,
         "feature_alpha_dropout": _feature_alpha_dropout,
         "scaled_dot_product_attention": _attention,
+        **others,
     }
     for name, function in functions.items():
         setattr(F, name, function)
@@ -150,10 +158,17 @@ def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Attention as torch defines it, written out where weights are dropped."""
+    named: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
     if _is_off(dropout_p, True):
-        named: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-        return _TORCH["scaled_dot_product_attention"](query, key, value, attn_mask, 0.0, is_causal, **named)
+        return _TORCH["scaled_dot_product_attention"](query, key, value, attn_mask, dropout_p, is_causal, **named)
+    return written_out_attention(query, key, value, attn_mask, dropout_p, is_causal, **named)
+
+
+def written_out_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """`scaled_dot_product_attention` as torch defines it."""
     if enable_gqa:
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
@@ -162,4 +177,5 @@ def _attention(
     if attn_mask is not None:
         masked = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, -math.inf) if masked else scores + attn_mask
-    return _drop(scores.softmax(-1), tuple(scores.shape), dropout_p) @ value
+    weights = scores.softmax(-1)
+    return (weights if _is_off(dropout_p, True) else _drop(weights, tuple(scores.shape), dropout_p)) @ value

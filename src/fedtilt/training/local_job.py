@@ -1,11 +1,13 @@
 """A local job: one model that is trained on one client's batches in one round."""
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -177,10 +179,10 @@ class Batches:
             for k, batch in enumerate(split(x, sizes)):
                 yield Batch(batch, labels[k], [codes[k] for codes in levels], None if weights is None else weights[k])
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """Samples of the largest batch."""
-        return int(self.bounds.diff().max()) if self.per_epoch else 0
+        return int(np.diff(self.bounds.numpy()).max(initial=0))
 
     @property
     def per_epoch(self) -> int:

@@ -157,6 +157,8 @@ def _tune_spec(
 def _check_effects(tuned: TunedMethod) -> None:
     """Raise InputError for settings that have no effect on the model and the clients, in the current setting."""
     candidate = tuned.candidate(tuned.current)
+    if candidate.settings.stop is not None:
+        raise InputError("stop has no effect on a search, which ends settings that are worse than others; leave it out")
     check_effects(tuned.prepare(tuned.seeds[0], [candidate.method], candidate.settings))
 
 

@@ -1,6 +1,7 @@
 """The catalogue and its readers: round trips through files, and errors that name the file and the problem."""
 
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -15,7 +16,7 @@ import torch
 from fedtilt.data import Dataset, Federation, data_folder, download, load, names, verify
 from fedtilt.data.published import catalog
 from fedtilt.data.published.cifar10 import read_cifar10
-from fedtilt.data.published.entry import Entry
+from fedtilt.data.published.entry import Content, Entry, read_content
 from fedtilt.data.published.toy import SETUPS
 from fedtilt.errors import InputError
 
@@ -114,6 +115,24 @@ def test_damaged_idx_files_are_reported(tmp_path, blob, message):
     assert str(path) in str(caught.value)
     assert message in str(caught.value)
     assert "fedtilt data download mnist --force" in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_damaged_bit_of_the_published_content_is_reported(tmp_path, suffix):
+    blob = idx(arrays()[0])
+    content, path = Content("images", len(blob), hashlib.md5(blob).hexdigest()), tmp_path / f"images{suffix}"
+
+    def write(data):
+        path.write_bytes(gzip.compress(data) if suffix else data)
+
+    write(blob)
+    assert read_content(path, content, "mnist") == blob
+    for at in range(0, len(blob), 31):
+        write(blob[:at] + bytes([blob[at] ^ (1 << at % 8)]) + blob[at + 1 :])
+        with pytest.raises(InputError, match="its content is not the published one; download it again"):
+            read_content(path, content, "mnist")
+    write(blob[:-1])
+    assert read_content(path, content, "mnist") == blob[:-1]  # its reader compares it with its header
 
 
 def peak_memory(function):

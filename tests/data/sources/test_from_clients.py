@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from fedtilt.data import Dataset, Federation, from_torch, load, table
 from fedtilt.errors import InputError
@@ -160,8 +160,41 @@ class Unequal(Photos):
 
 
 class Stream(IterableDataset):
+    def __init__(self, samples=()):
+        self.samples = samples
+
     def __iter__(self):
-        return iter([])
+        return iter(self.samples)
+
+
+class OneHot(Photos):
+    def __getitem__(self, index):
+        return torch.zeros(3), torch.eye(4)[index]
+
+
+def by_name(batch):
+    x, y = zip(*batch, strict=True)
+    return {"x": x, "label": y}
+
+
+def test_loaders_and_iterable_datasets_read_like_their_samples():
+    samples = [(torch.tensor([float(n), 0]), n % 3) for n in range(20)]
+    x, y = torch.stack([x for x, _ in samples]), torch.tensor([y for _, y in samples])
+    plain = from_torch(TensorDataset(x, y))
+    loaders = [
+        Stream(samples), DataLoader(Stream(samples), batch_size=6), DataLoader(TensorDataset(x, y), batch_size=7),
+        DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True),  # in the order of the samples
+        DataLoader(samples, batch_size=3, collate_fn=by_name),
+    ]  # fmt: skip
+    for loader in loaders:
+        data = from_torch(loader)
+        assert torch.equal(data.x_train, plain.x_train)
+        assert torch.equal(data.y_test, plain.y_test)
+    half = from_torch(DataLoader(TensorDataset(x, y), sampler=range(10)))  # some of the samples
+    assert len(half.y_train) + len(half.y_test) == 10
+    fed = Federation.from_clients([DataLoader(Photos(12), batch_size=5), DataLoader(Photos(8))])
+    assert fed.class_names == ("cat", "dog", "owl")
+    assert fed.image
 
 
 class Bare(Photos):
@@ -199,7 +232,8 @@ class Bare(Photos):
         ([(X, Y)], {"partition": "iid"}, "partition = 'iid' does not apply to this data; leave it out"),
         ([(X, Y)], {"target": "y"}, "target = 'y' does not apply to this data"),
         ([Unequal(4)], {}, r"sample 2 of client '0' has shape \(3, 5\) and dtype float64, but sample 0 has \(3, 4\)"),
-        ([Stream()], {}, "client '0' is a Stream"),
+        ([Stream()], {}, "client '0' has 0 samples"),
+        ([OneHot(4)], {}, r"sample 0 of client '0' has a label of shape \(4,\); give one per sample: label.argmax\(\)"),
         ([Bare(3)], {}, r"sample 0 of client '0' is a Tensor; give pairs \(x, label\)"),
         ([Photos(0)], {}, "client '0' has 0 samples"),
         ([(Photos(2), 3)], {}, "the test data of client '0' is a int"),

@@ -41,6 +41,32 @@ def test_a_dataset_dict_has_its_test_data_and_a_column_the_clients():
     assert fed.clean_train(1)[0]["input_ids"][:, 0].tolist() == [1, 4, 7, 10]
 
 
+def test_a_validation_split_is_used_and_said():
+    parts = {"train": tokens(12), "validation": tokens(6), "test": tokens(4)}
+    data = from_huggingface(datasets.DatasetDict(parts))
+    assert (len(data.y_train), len(data.y_test)) == (18, 4)
+    assert data.x_train["input_ids"][:, 0].tolist() == [*range(12), *range(6)]
+    assert data.warnings == [
+        "the split 'validation' (6 samples) is used as training data, of which Federation.build(validation=…) reserves "
+        "a share"
+    ]
+    without_test = datasets.DatasetDict(train=tokens(12), val=tokens(6))
+    data = from_huggingface(without_test)
+    assert (len(data.y_train), data.x_test["input_ids"][:, 0].tolist()) == (12, list(range(6)))
+    assert data.warnings == ["the split 'val' (6 samples) is used as test data"]
+    fed = Federation.from_clients([without_test, without_test])
+    assert "client '1': the split 'val' (6 samples) is used as test data" in fed.warnings
+
+
+def test_a_streaming_dataset_is_read_once():
+    streams = datasets.IterableDatasetDict(train=tokens().to_iterable_dataset(), test=tokens(4).to_iterable_dataset())
+    data, plain = (from_huggingface(each) for each in (streams, datasets.DatasetDict(train=tokens(), test=tokens(4))))
+    assert torch.equal(data.x_train["input_ids"], plain.x_train["input_ids"])
+    assert torch.equal(data.y_test, plain.y_test)
+    fed = Federation.from_clients([tokens().to_iterable_dataset()])
+    assert int(fed.train_sizes().sum()) + len(fed.test(0)[1]) == 12
+
+
 def test_images_are_decoded_and_classes_are_named():
     images = [Image.fromarray(np.full((4, 6, 3), n, np.uint8)) for n in range(6)]
     features = datasets.Features({"image": datasets.Image(), "digit": datasets.ClassLabel(names=["x", "y", "z"])})
@@ -70,8 +96,9 @@ def test_a_transform_of_the_user_is_applied():
         (tokens(), {"inputs": "input_ids"}, r"inputs = 'input_ids' is text; give a list"),
         (tokens(ragged=[[1]] * 11 + [[1, 2]]), {}, "rows of different lengths in column 'ragged'; pad them"),
         (tokens().select([]), {}, "the training data has 0 rows"),
-        (datasets.DatasetDict(train=tokens(), validation=tokens()), {}, "data has the splits train, validation; give"),
-        (tokens().to_iterable_dataset(), {}, "data is a IterableDataset; give a datasets.Dataset, or"),
+        (datasets.DatasetDict(train=tokens(), unlabelled=tokens()), {}, "data has the splits train, unlabelled; give"),
+        (datasets.DatasetDict(train=tokens(), val=tokens(), dev=tokens()), {}, "data has the splits train, val, dev"),
+        ([1], {}, "data is a list; give a datasets.Dataset, or"),
     ],
 )  # fmt: skip
 def test_errors(data, settings, message):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fedtilt.data import Federation, images
+from fedtilt.data import Federation, from_torch, images
 from fedtilt.data.sources.images import describe_images
-from fedtilt.errors import InputError
+from fedtilt.errors import InputError, InputWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.InputWarning")  # these data sets are small
 
@@ -23,8 +23,8 @@ def cache(tmp_path, monkeypatch):
 
 def save(path, value, size=(4, 6), mode="RGB"):
     path.parent.mkdir(parents=True, exist_ok=True)
-    shape = size if mode in ("L", "I;16") else (*size, len(mode))
-    kind = np.uint16 if mode == "I;16" else np.uint8
+    shape = size if mode in ("L", "F") else (*size, len(mode))
+    kind = np.float32 if mode == "F" else np.uint8
     Image.fromarray(np.full(shape, value, kind)).save(path)
     return path
 
@@ -106,6 +106,26 @@ def test_the_cache_is_used_until_an_image_or_a_setting_changes(tmp_path, cache):
     assert len(list(cache.iterdir())) == 3
 
 
+def test_from_a_damaged_cache_the_images_are_decoded_again(tmp_path, cache):
+    root = folder(tmp_path / "pets", ["cat", "dog"])
+    data = images(root)
+    x_train, x_test = data.x_train.clone(), data.x_test.clone()  # it maps the file
+    (file,) = cache.iterdir()
+    content = file.read_bytes()
+    damages = [content[: len(content) // 2], content[:-1], b"", content + b"x"]
+    damages += [
+        content[:at] + bytes([content[at] ^ (1 << at % 8)]) + content[at + 1 :] for at in range(0, len(content), 9)
+    ]
+    for damaged in damages:
+        file.write_bytes(damaged)
+        with pytest.warns(InputWarning, match=r"\.npy was damaged: the images are decoded again"):
+            again = images(root)
+        assert torch.equal(again.x_train, x_train)
+        assert torch.equal(again.x_test, x_test)
+        assert [path.name for path in cache.iterdir()] == [file.name]
+        assert file.read_bytes() == content
+
+
 def test_both_splits_are_views_of_the_mapped_file(tmp_path, cache):
     data = images(folder(tmp_path / "pets", ["cat", "dog"]))
     assert data.x_test.data_ptr() == data.x_train.data_ptr() + data.x_train.numel()
@@ -130,7 +150,7 @@ def test_nothing_is_left_behind_by_a_broken_image(tmp_path, cache):
     [
         ({"size": (5, 6)}, {}, r"dog/9.png has 5 × 6 pixels, but .*cat/0.png has 4 × 6; resize all with size"),
         ({"mode": "L"}, {}, r"dog/9.png has 1 channels, but .*cat/0.png has 3; convert all with channels = 1"),
-        ({"mode": "I;16"}, {}, r"dog/9.png has more than 8 bits per pixel \(mode I;16\); save it with 8 bits"),
+        ({"mode": "F"}, {}, r"dog/9.tiff has more than 16 bits per pixel \(mode F\); save it with 8 or 16"),
         ({"size": (5, 6)}, {"size": 8}, None),
         ({"mode": "L"}, {"channels": 3}, None),
         ({"mode": "RGBA"}, {"channels": 4}, None),
@@ -138,7 +158,7 @@ def test_nothing_is_left_behind_by_a_broken_image(tmp_path, cache):
 )
 def test_mixed_images(tmp_path, cache, image, settings, message):
     root = folder(tmp_path / "pets", ["cat", "dog"])
-    save(root / "dog/9.png", 5, **image)
+    save(root / f"dog/9.{'tiff' if image.get('mode') == 'F' else 'png'}", 5, **image)
     if message is None:
         assert len(images(root, **settings).y_train) == 7
         return
@@ -174,7 +194,7 @@ def test_describe(tmp_path):
         (["a/b/c/d/e/0.png"], "has folders below .*; the folders are"),
         (["train/cat/0.png", "val/cat/0.png"], "has 'val' beside 'train'; a folder with splits has train and test"),
         (["test/cat/0.png"], "has no training images, only test"),
-        (["cat/0.png", "cat/notes.txt"], "notes.txt is no image .*; move it out of the folder"),
+        (["notes.txt"], "has no images"),
     ],
 )
 def test_wrong_folders(tmp_path, files, message):
@@ -183,6 +203,58 @@ def test_wrong_folders(tmp_path, files, message):
         save(tmp_path / name, 1) if name.endswith("png") else (tmp_path / name).write_text("text")
     with pytest.raises(InputError, match=message):
         images(tmp_path)
+
+
+def test_stray_files_are_skipped_and_named(tmp_path, cache):
+    root = folder(tmp_path / "pets", ["cat", "dog"])
+    (root / "cat/Thumbs.db").write_bytes(b"of a file manager")
+    (root / "desktop.ini").write_text("of a file manager")
+    assert not images(root).warnings
+    plain = images(root)
+    (root / "dog/notes.txt").write_text("the vet says")
+    data = images(root)
+    assert torch.equal(data.x_train, plain.x_train)
+    (text,) = data.warnings
+    assert text.startswith("1 files are no images (")
+    assert text.endswith(f"and are skipped, such as {root / 'dog/notes.txt'}")
+    assert text in describe_images(root).lines
+
+
+def test_sixteen_bits(tmp_path, cache):
+    root = tmp_path / "scans"
+    pixels = np.arange(24, dtype=np.uint16).reshape(4, 6) * 2849  # up to 65,527
+    for n, name in enumerate(["ill", "well"] * 4):
+        (root / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels + np.uint16(n)).save(root / name / f"{n}.png")
+    data = images(root)
+    assert data.x_train.shape == (6, 1, 4, 6)
+    assert torch.equal(data.x_train[0, 0], torch.from_numpy((pixels // 257).astype(np.uint8)))
+    assert describe_images(root).lines[-1] == "channels: 1"
+    samples = [(Image.fromarray(pixels), n % 2) for n in range(8)]
+    train = from_torch(_Samples(samples)).x_train
+    assert (train.dtype, train.shape) == (torch.uint8, (6, 1, 4, 6))
+    dark = tmp_path / "dark"
+    for name in ("ill", "well"):
+        (dark / name).mkdir(parents=True)
+        for n in range(4):
+            Image.fromarray(pixels // 20).save(dark / name / f"{n}.png")
+    with pytest.warns(InputWarning, match="16-bit images have values below 4,096 alone"):
+        images(dark)
+    with pytest.raises(InputError, match=r"has x of 16-bit images; give them with 8 bits: \(x // 257\)"):
+        Federation.from_clients([(np.stack([pixels] * 8), [0, 1] * 4)])
+
+
+class _Samples(torch.utils.data.Dataset):
+    """Samples in memory."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, position):
+        return self.samples[position]
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def read_cifar10(entry: Entry, folder: Path, seed: int, *, records: int = 10_000
     if all(paths.values()) or archive is None:
         sources = {file: require_file(entry, file, folder) for file in files}
         blobs = {
-            file: read_content(path, size, entry.name)
-            for (file, path), (_, size, _) in zip(sources.items(), entry.contents, strict=True)
+            file: read_content(path, content, entry.name)
+            for (file, path), content in zip(sources.items(), entry.contents, strict=True)
         }
     else:
         sources = dict.fromkeys(files, archive)

@@ -1,6 +1,7 @@
 """One entry of the catalogue: a data set's files, where they are published, and reading them on this machine."""
 
 import gzip
+import hashlib
 import os
 import zlib
 from collections.abc import Callable
@@ -104,19 +105,24 @@ def require_file(entry: Entry, file: str, folder: Path) -> Path:
     return path
 
 
-def read_content(path: Path, limit: int, name: str) -> bytes:
-    """The content of a file, decompressed if it is a .gz; one that is larger than published is not read further."""
+def read_content(path: Path, content: Content, name: str) -> bytes:
+    """The content of a file, decompressed if it is a .gz; one that is larger than published is not read further.
+
+    A file of the published size must have the published bytes; one of another size is not the published one.
+    """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            blob = file.read(limit + 1)
+            blob = file.read(content.size + 1)
     except EOFError as error:
         raise damaged(path, f"the gzip stream ends early, after {path.stat().st_size} bytes", name) from error
     except (gzip.BadGzipFile, zlib.error) as error:
         raise damaged(path, f"the gzip stream is not valid ({error})", name) from error
     except OSError as error:
         raise unreadable(path, error) from error
-    if len(blob) > limit:
-        raise damaged(path, f"its content has more than {limit} bytes", name)
+    if len(blob) > content.size:
+        raise damaged(path, f"its content has more than {content.size} bytes", name)
+    if len(blob) == content.size and hashlib.md5(blob, usedforsecurity=False).hexdigest() != content.md5:
+        raise damaged(path, "its content is not the published one", name)
     return blob
 
 

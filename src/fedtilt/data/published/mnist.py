@@ -38,7 +38,7 @@ def read_idx(entry: Entry, folder: Path, seed: int) -> Dataset:
     """Four idx files, gzipped or not."""
     paths = [require_file(entry, content.name, folder) for content in entry.contents]
     x_train, y_train, x_test, y_test = (
-        _parse_idx(path, read_content(path, content.size, entry.name), dims, entry.name)
+        _parse_idx(path, read_content(path, content, entry.name), dims, entry.name)
         for path, content, dims in zip(paths, entry.contents, (3, 1, 3, 1), strict=True)
     )
     for images, labels, path in ((x_train, y_train, paths[1]), (x_test, y_test, paths[3])):

@@ -11,9 +11,16 @@ import numpy as np
 from torch import Tensor
 
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.sources.huggingface import is_huggingface, is_huggingface_dict, read_huggingface, splits
+from fedtilt.data.sources.huggingface import (
+    is_huggingface,
+    is_huggingface_dict,
+    read_huggingface,
+    split_warnings,
+    splits,
+    without_streaming,
+)
 from fedtilt.data.sources.samples import ClientSamples, LabelledSamples, from_arrays, make_dataset
-from fedtilt.data.sources.torch_dataset import is_map_style, read_torch
+from fedtilt.data.sources.torch_dataset import is_torch, read_torch
 from fedtilt.data.tables.schema import Schema
 from fedtilt.data.tables.table import table
 from fedtilt.data.targets import check_task
@@ -32,7 +39,7 @@ def read_clients(
     **columns: Any,
 ) -> Dataset:
     """One data set of every client's data; see `Federation.from_clients`."""
-    values = _name_clients(data, names)
+    values = {client: without_streaming(value) for client, value in _name_clients(data, names).items()}
     if task is not None:
         check_task(task)
     if any(map(_is_table, values.values())):
@@ -58,6 +65,7 @@ def read_clients(
     dataset = make_dataset(clients, name, class_names=class_names, test_share=test_share, seed=seed)
     datasets = {client: value for client, value in values.items() if isinstance(value, Dataset)}
     warnings = [f"client {client!r}: {text}" for client, data in datasets.items() for text in data.warnings]
+    warnings += [f"client {client!r}: {text}" for client, value in values.items() for text in split_warnings(value)]
     schema = _common_schema(values)
     if schema is not None and schema.is_regression:  # the scale that the data sets were read with
         dataset = replace(dataset, target=schema.numbers, classes=0, class_names=())
@@ -160,7 +168,7 @@ def _is_samples(value: Any) -> bool:
 
 def _is_torch(value: Any) -> bool:
     known = isinstance(value, LabelledSamples) or _is_array(value) or _is_frame(value) or is_huggingface(value)
-    return is_map_style(value) and not known
+    return is_torch(value) and not known
 
 
 def _train_and_test(value: Any, origin: str) -> tuple[Any, Any]:
@@ -223,8 +231,8 @@ def _read(
     if _is_torch(value):
         return read_torch(value, origin, columns.get("target"), class_names, task)
     raise InputError(
-        f"{origin} is a {type(value).__name__}; give a ft.data.Dataset, arrays (x, y), a DataFrame, a map-style "
-        "PyTorch dataset, a Hugging Face dataset, or a pair (train, test) of these"
+        f"{origin} is a {type(value).__name__}; give a ft.data.Dataset, arrays (x, y), a DataFrame, a PyTorch dataset or "
+        "DataLoader, a Hugging Face dataset, or a pair (train, test) of these"
     )
 
 

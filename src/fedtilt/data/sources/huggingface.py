@@ -5,6 +5,7 @@ Whoever has such an object has imported the library, so this module looks it up 
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from fedtilt.data.sources.torch_dataset import LABEL_NAMES, read_torch
 from fedtilt.data.targets import check_task
 from fedtilt.errors import InputError
 
+_VALIDATION = ("validation", "valid", "val", "dev")  # names of the split
+
 
 def is_huggingface(data: object) -> bool:
     """Whether this is a `datasets.Dataset`."""
@@ -24,6 +27,16 @@ def is_huggingface(data: object) -> bool:
 def is_huggingface_dict(data: object) -> bool:
     """Whether this is a `datasets.DatasetDict`."""
     return "datasets" in sys.modules and isinstance(data, sys.modules["datasets"].DatasetDict)
+
+
+def without_streaming(data: Any) -> Any:
+    """The rows of a streaming dataset, or of a dictionary of them, in memory; other data as it is."""
+    library = sys.modules.get("datasets")
+    if library is not None and isinstance(data, library.IterableDatasetDict):
+        return library.DatasetDict({name: without_streaming(part) for name, part in data.items()})
+    if library is None or not isinstance(data, library.IterableDataset):
+        return data
+    return library.Dataset.from_list(list(data), features=data.features)
 
 
 def from_huggingface(
@@ -44,7 +57,8 @@ def from_huggingface(
     plain numbers and categories, use `ft.data.table(data.to_pandas(), target=…)`.
 
     Args:
-        data: a `datasets.Dataset`, or a `datasets.DatasetDict` with the splits train and, optionally, test
+        data: a `datasets.Dataset`, or a `datasets.DatasetDict` with the splits train and, optionally, validation and
+            test; without test, validation is the test data, otherwise a part of the training data
         target: the column of the labels; default: the only ClassLabel column, 'label' or 'labels'
         inputs: the columns of the model's inputs; default: all others
         client: the column that names the client of each row; default: the data has no clients of its own
@@ -55,6 +69,7 @@ def from_huggingface(
         seed: the seed that draws the test data
     """
     check_task(task)
+    data = without_streaming(data)
     train, test = splits(data, "data")
     dropped = () if client is None else (client,)
     samples = [
@@ -65,9 +80,11 @@ def from_huggingface(
     clients = [ClientSamples(name="0", train=samples[0], test=samples[1])]
     if client is not None:
         clients = _by_client(clients[0], train, test, client)
-    return make_dataset(
+    made = make_dataset(
         clients, name, class_names=class_names, test_share=test_share, seed=seed, keep_clients=client is not None
     )
+    notes = split_warnings(data)
+    return replace(made, warnings=notes) if notes else made
 
 
 def splits(data: Any, origin: str) -> tuple[Any, Any]:
@@ -77,13 +94,26 @@ def splits(data: Any, origin: str) -> tuple[Any, Any]:
     if not is_huggingface_dict(data):
         raise InputError(
             f"{origin} is a {type(data).__name__}; give a datasets.Dataset, or a datasets.DatasetDict with train and "
-            "test; load a streaming dataset without streaming"
+            "test"
         )
-    if "train" not in data or set(data) - {"train", "test"}:
+    validation = [name for name in data if name in _VALIDATION]
+    if "train" not in data or set(data) - {"train", "test", *validation} or len(validation) > 1:
         raise InputError(
-            f"{origin} has the splits {', '.join(data)}; give a datasets.DatasetDict with train and, optionally, test"
+            f"{origin} has the splits {', '.join(data)}; give a datasets.DatasetDict with train and, optionally, "
+            "validation and test"
         )
-    return data["train"], data.get("test")
+    if validation and "test" in data:  # validation data is drawn from all training data
+        return sys.modules["datasets"].concatenate_datasets([data["train"], data[validation[0]]]), data["test"]
+    return data["train"], data[validation[0]] if validation else data.get("test")
+
+
+def split_warnings(data: Any) -> list[str]:
+    """What becomes of a validation split."""
+    validation = next((name for name in data if name in _VALIDATION), None) if is_huggingface_dict(data) else None
+    if validation is None:
+        return []
+    use = "training data, of which Federation.build(validation=…) reserves a share" if "test" in data else "test data"
+    return [f"the split {validation!r} ({len(data[validation]):,} samples) is used as {use}"]
 
 
 def read_huggingface(

@@ -22,6 +22,7 @@ from fedtilt.files import local_path, reading
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 _SPLITS = ("train", "test")
+_OF_FILE_MANAGERS = ("thumbs.db", "ehthumbs.db", "desktop.ini")
 _COLUMNS = ("path", "label", "client", "split")  # of a manifest
 _LAYOUTS = "CLASS/…, CLIENT/CLASS/…, or the same inside train and test"
 
@@ -55,7 +56,7 @@ def images(
     target_size = None if size is None else _check_size(size)
     if channels is not None and checks.whole(channels, "channels") not in MODES:
         raise InputError(f"channels = {channels} is not possible; choose 1 (grey), 3 (colour) or 4 (with transparency)")
-    files = list_images(source)
+    files, strays = list_images(source)
     class_names = sort_names({file.label for file in files})
     client_names = sort_names({file.client for file in files if file.client is not None})
     class_number, client_number = ({name: k for k, name in enumerate(names)} for names in (class_names, client_names))
@@ -86,6 +87,7 @@ def images(
         rows_train=rows[:count],
         rows_test=rows[count:],
         row_names=[os.path.relpath(file.path, base) for file in files],
+        warnings=_stray_warnings(strays),
     )
 
 
@@ -98,7 +100,7 @@ class ImageDescription(NamedTuple):
 
 def describe_images(source: str | os.PathLike[str]) -> ImageDescription:
     """Describe the images of a folder or a manifest; they are opened but not decoded."""
-    files = list_images(source)
+    files, strays = list_images(source)
     clients = {file.client for file in files if file.client is not None}
     splits = Counter(file.split for file in files)
     lines = [
@@ -107,6 +109,7 @@ def describe_images(source: str | os.PathLike[str]) -> ImageDescription:
         f"split: {splits['train']:,} training, {splits['test']:,} test"
         if splits["test"]
         else "split: none; a share is test data (test_share)",
+        *_stray_warnings(strays),
     ]
     found: dict[str, Counter[str]] = {"size": Counter(), "channels": Counter()}
     example: dict[tuple[str, str], Path] = {}
@@ -150,11 +153,11 @@ class ImageFile:
     split: str | None = None
 
 
-def list_images(source: str | os.PathLike[str]) -> list[ImageFile]:
-    """The images of a folder or of a manifest, ordered by path."""
-    path = local_path(source, "images")
+def list_images(source: str | os.PathLike[str]) -> tuple[list[ImageFile], list[Path]]:
+    """The images of a folder or of a manifest, ordered by path, and the files of the folder that are none."""
+    path, strays = local_path(source, "images"), list[Path]()
     if path.is_dir():
-        files = _list_folder(path)
+        files = _list_folder(path, strays)
     elif path.suffix.lower() == ".csv":
         files = _read_manifest(path)
     else:
@@ -164,11 +167,17 @@ def list_images(source: str | os.PathLike[str]) -> list[ImageFile]:
         files = [ImageFile(path=file.path, label=file.label, client=file.client) for file in files]
     if not any(file.split in (None, "train") for file in files):
         raise InputError(f"images {path} has no training images, only test; add some")
-    return sorted(files, key=lambda file: file.path)
+    return sorted(files, key=lambda file: file.path), strays
 
 
-def _list_folder(root: Path) -> list[ImageFile]:
-    paths = [path.relative_to(root).parts for path in _walk(root, root)]
+def _stray_warnings(strays: Sequence[Path]) -> list[str]:
+    if not strays:
+        return []
+    return [f"{len(strays):,} files are no images ({', '.join(SUFFIXES)}) and are skipped, such as {strays[0]}"]
+
+
+def _list_folder(root: Path, strays: list[Path]) -> list[ImageFile]:
+    paths = [path.relative_to(root).parts for path in _walk(root, root, strays)]
     if not paths:
         raise InputError(f"images {root} has no images ({', '.join(SUFFIXES)}); put them into a folder for each class")
     tops = {parts[0].lower() for parts in paths}
@@ -198,8 +207,8 @@ def _list_folder(root: Path) -> list[ImageFile]:
     ]
 
 
-def _walk(root: Path, folder: Path) -> list[Path]:
-    """All files below a folder except hidden ones; raise InputError about a file that is no image."""
+def _walk(root: Path, folder: Path, strays: list[Path]) -> list[Path]:
+    """All images below a folder; other files are added to `strays`, but hidden ones and those of file managers."""
     found: list[Path] = []
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -207,16 +216,14 @@ def _walk(root: Path, folder: Path) -> list[Path]:
         raise InputError(f"{folder} cannot be read: {error.strerror}; check its permissions") from error
     for entry in entries:
         path = Path(entry.path)
-        if entry.name.startswith("."):
+        if entry.name.startswith(".") or entry.name.lower() in _OF_FILE_MANAGERS:
             continue
         if entry.is_dir():
             if len(path.relative_to(root).parts) > 3:  # a link to a folder above would never end
                 raise InputError(f"images {root} has folders below {path.parent}; the folders are {_LAYOUTS}")
-            found += _walk(root, path)
-        elif path.suffix.lower() not in SUFFIXES:
-            raise InputError(f"{path} is no image ({', '.join(SUFFIXES)}); move it out of the folder")
+            found += _walk(root, path, strays)
         else:
-            found.append(path)
+            (found if path.suffix.lower() in SUFFIXES else strays).append(path)
     return found
 
 

@@ -101,6 +101,8 @@ def _to_tensor(value: object, where: str, tokens: bool = False) -> Tensor:
         array = torch.from_numpy(np.ascontiguousarray(array))
     if array.is_complex() or not array.dim():
         raise InputError(f"{where} of shape {tuple(array.shape)} and dtype {array.dtype}; give one sample per row")
+    if array.dtype == torch.uint16 and array.dim() > 2:
+        raise InputError(f"{where} of 16-bit images; give them with 8 bits: (x // 257).astype('uint8')")
     if array.dtype == torch.uint8 and not tokens:
         return _to_images(array) if array.dim() in (3, 4) else array.float()
     if array.is_floating_point() or (array.dtype == torch.bool and not tokens):

@@ -1,13 +1,15 @@
-"""Map-style PyTorch datasets, read once into tensors."""
+"""PyTorch datasets and loaders, read once into tensors."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset, TensorDataset
+from torch.utils.data.dataloader import default_collate
 
 from fedtilt.data.dataset import Dataset
+from fedtilt.data.sources.image_cache import eight_bits
 from fedtilt.data.sources.samples import ClientSamples, LabelledSamples, from_arrays, make_dataset
 from fedtilt.data.targets import check_task
 from fedtilt.errors import InputError
@@ -26,9 +28,10 @@ def from_torch(
     test_share: float | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """Read a map-style PyTorch dataset, such as torchvision's, as a data set.
+    """Read a PyTorch dataset, such as torchvision's, or a DataLoader as a data set.
 
-    Every sample is read once, so a random transform is drawn once. A sample is a pair (x, label) or a dictionary with a
+    Every sample is read once, so a random transform is drawn once; an iterable dataset must end. Of a loader, batch size
+    and shuffling do not matter. A sample is a pair (x, label) or a dictionary with a
     label; x is a tensor, an array, a PIL image or a dictionary. uint8 images are scaled to [-1, 1] for the model,
     floating-point numbers are used as they are.
 
@@ -53,14 +56,48 @@ def from_torch(
         test=None if test is None else read_torch(test, "the test data", target, class_names, task),
     )
     return make_dataset(
-        [samples], name or type(train).__name__, class_names=class_names, test_share=test_share, seed=seed,
+        [samples], name or type(getattr(train, "dataset", train)).__name__, class_names=class_names, test_share=test_share, seed=seed,
         keep_clients=False,
     )  # fmt: skip
 
 
-def is_map_style(data: object) -> bool:
-    """Whether this has a length and samples by index, as a map-style dataset has."""
+def is_torch(data: object) -> bool:
+    """Whether this is a loader, an iterable dataset, or has a length and samples by index, as a map-style one has."""
+    if isinstance(data, DataLoader | IterableDataset):
+        return True
     return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str | Mapping | Sequence)
+
+
+def _by_index(data: Any, origin: str) -> Any:
+    """Samples by index: a map-style dataset, or the list of what a loader or an iterable dataset yields."""
+    if isinstance(data, DataLoader):
+        plain = isinstance(data.sampler, SequentialSampler) or (
+            isinstance(data.sampler, RandomSampler) and not data.sampler.replacement
+        )
+        if plain and data.collate_fn is default_collate and not data.drop_last:
+            return _by_index(data.dataset, origin)
+        return [sample for batch in data for sample in _split_batch(batch, origin)]
+    if isinstance(data, IterableDataset):
+        return list(data)
+    if not is_torch(data):
+        raise InputError(
+            f"{origin} is a {type(data).__name__}, which has no length or index; give a dataset with __len__ and "
+            "__getitem__, an IterableDataset or a DataLoader"
+        )
+    return data
+
+
+def _split_batch(batch: Any, origin: str) -> list[Any]:
+    """The samples of a loader's batch, which is a pair or a dictionary of tensors."""
+    if isinstance(batch, Mapping):
+        length = min(len(value) for value in batch.values())
+        return [{key: value[i] for key, value in batch.items()} for i in range(length)]
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise InputError(f"{origin} has batches of type {type(batch).__name__}; give pairs (x, label), or dictionaries")
+    x, y = batch
+    if isinstance(x, Mapping):
+        return [({key: value[i] for key, value in x.items()}, y[i]) for i in range(len(y))]
+    return [(x[i], y[i]) for i in range(len(y))]
 
 
 def read_torch(
@@ -70,13 +107,9 @@ def read_torch(
     class_names: Sequence[str] | None = None,
     task: str = "classification",
 ) -> LabelledSamples:
-    """All samples of a map-style dataset, stacked."""
-    if isinstance(dataset, IterableDataset) or not is_map_style(dataset):
-        raise InputError(
-            f"{origin} is a {type(dataset).__name__}, which has no length or index; give a map-style dataset with "
-            "__len__ and __getitem__"
-        )
+    """All samples of a dataset or loader, stacked."""
     names = _declared_classes(dataset) if class_names is None else class_names
+    dataset = _by_index(dataset, origin)
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
         return from_arrays(*dataset.tensors, origin, names, task)
     if not len(dataset):
@@ -105,7 +138,7 @@ def read_torch(
 
 def _declared_classes(dataset: Any) -> Sequence[str] | None:
     """The class names of torchvision's datasets, whose labels are indices."""
-    while isinstance(dataset, Subset):
+    while isinstance(dataset, Subset | DataLoader):
         dataset = dataset.dataset
     classes = getattr(dataset, "classes", None)
     return classes if isinstance(classes, list | tuple) and all(isinstance(c, str) for c in classes) else None
@@ -126,6 +159,11 @@ def _split_sample(sample: Any, target: str | None, where: str) -> tuple[Mapping[
     else:
         raise InputError(f"{where} is a {type(sample).__name__}; give pairs (x, label), or dictionaries with a label")
     label = label.item() if isinstance(label, Tensor | np.ndarray) and label.ndim == 0 else label
+    if isinstance(label, Tensor | np.ndarray | list | tuple):
+        shape = tuple(np.shape(label))
+        raise InputError(
+            f"{where} has a label of shape {shape}; give one per sample: label.argmax() of a one-hot label"
+        )
     if not isinstance(label, str | int | float | np.generic):
         raise InputError(f"{where} has a label of type {type(label).__name__}; give one number or text per sample")
     return x, label
@@ -133,6 +171,7 @@ def _split_sample(sample: Any, target: str | None, where: str) -> tuple[Mapping[
 
 def _to_array(value: Any, where: str) -> np.ndarray:
     if hasattr(value, "getbands"):  # a PIL image
+        value = eight_bits(where, value)
         value = value.convert("RGB") if value.mode == "P" else value.convert("L") if value.mode == "1" else value
         array = np.asarray(value)
         return array if array.ndim == 2 else array.transpose(2, 0, 1)

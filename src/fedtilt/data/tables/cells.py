@@ -20,7 +20,6 @@ from fedtilt.errors import InputError
 _YES, _NO = ("yes", "y", "ja", "j", "oui", "true", "t", "wahr"), ("no", "n", "nein", "non", "false", "f", "falsch")
 _YES_NO = dict.fromkeys(_YES, 1.0) | dict.fromkeys(_NO, 0.0)
 _ONE_LANGUAGE = ({"yes", "no", "y", "n"}, {"ja", "nein", "j", "n"}, {"true", "false", "t", "f"})
-_LETTERS = ({"t"}, {"f"}, {"j"})  # alone they say nothing: f is a sex too
 _TRUE_FALSE = {"true": NumberText(1.0, 1.0), "false": NumberText(0.0, 0.0)}
 _NONE = NumberText(math.nan, math.nan)
 _MOSTLY = 0.8  # a text column with this share of numbers, or dates, is one with wrong cells
@@ -106,17 +105,17 @@ def text_kind(texts: Sequence[str], rows: int) -> str:
 def yes_no_values(texts: Iterable[str]) -> dict[str, float] | None:
     """1 for each text that is a yes, 0 for a no; None if they are not the words of a yes/no column.
 
-    Words of several languages can be mixed, single letters only with words of their own.
+    Words of several languages can be mixed; a letter counts beside another word of its language, and n and y alone.
 
-    >>> yes_no_values(["Ja", "NO", "nein"]), yes_no_values(["t", "n"])
-    ({'Ja': 1.0, 'NO': 0.0, 'nein': 0.0}, None)
+    >>> yes_no_values(["Ja", "NO", "n"]), yes_no_values(["t", "n"]), yes_no_values(["f"])
+    ({'Ja': 1.0, 'NO': 0.0, 'n': 0.0}, None, None)
     """
     words = {text: text.casefold() for text in texts}
     distinct = set(words.values())
-    is_known = any(distinct <= family for family in _ONE_LANGUAGE) and distinct not in _LETTERS
-    if is_known or all(len(word) > 1 and word in _YES_NO for word in distinct):
-        return {text: _YES_NO[word] for text, word in words.items()}
-    return None
+    letters = {word for word in distinct if len(word) == 1} if len(distinct) > 1 else distinct - {"y", "n"}
+    alone = [x for x in letters if not any(x in family and len(family & distinct) > 1 for family in _ONE_LANGUAGE)]
+    is_known = distinct <= _YES_NO.keys() and not any(len(word) == 1 for word in alone)
+    return {text: _YES_NO[word] for text, word in words.items()} if is_known else None
 
 
 class _FileCells:

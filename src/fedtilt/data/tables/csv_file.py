@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.csv
 
-from fedtilt.data.naming import FileRows, text_of
+from fedtilt.data.naming import FileRows, decoded_text
 from fedtilt.data.tables.client_table import MISSING_WORDS, TEXT, ClientTable, from_arrow, is_number, is_text
 from fedtilt.data.tables.settings import Files
 from fedtilt.errors import InputError
@@ -28,33 +28,34 @@ def read_csv(path: Path, text: Sequence[str], files: Files) -> ClientTable:
     types: dict[str, pa.DataType] = dict.fromkeys(
         [*text, *(old for old, new in files.rename.items() if new in text)], TEXT
     )
-    content = None if path.suffix.lower() != ".gz" else _content(path, files.encoding)
+    content, encoding = _content(path, files.encoding) if path.suffix.lower() == ".gz" else (None, None)
     head = _head(path) if content is None else content[:_HEAD]
     separator = _separator(path, head)
     found = _try(path, content, head, separator, types, files)
     if found is None:  # as UTF-8
-        content = _content(path, files.encoding)
+        content, encoding = _content(path, files.encoding)
         head, separator = content[:_HEAD], _separator(path, content)
         found = _try(path, content, head, separator, types, files)
     if found is None:
-        _raise_problem(path, content or b"", separator)
+        assert content is not None
+        _raise_problem(path, content, separator)
 
     def read_text(column: str, first: bool) -> pa.ChunkedArray:
         name = found.column_names[header.index(column)]
         source = head[: head.rfind(b"\n") + 1] if first else content
         return _read(path if source is None else source, separator, {name: TEXT}, columns=[name]).column(0)
 
-    table = from_arrow(str(path), found, FileRows(str(path), found.num_rows, separator, files.encoding))
+    table = from_arrow(str(path), found, FileRows(str(path), found.num_rows, separator, encoding))
     header = table.header
     return replace(table, read_text=read_text)
 
 
-def _content(path: Path, encoding: str | None) -> bytes:
-    """The text of a file as UTF-8."""
-    text = text_of(path, encoding)
+def _content(path: Path, encoding: str | None) -> tuple[bytes, str | None]:
+    """The text of a file as UTF-8, and its encoding if that is another."""
+    text, found = decoded_text(path, encoding)
     if "\0" in text:
         raise InputError(f"table {path} is not a readable text table; save it as UTF-8 CSV")
-    return text.encode()
+    return text.encode(), None if found == "utf-8-sig" else found
 
 
 def _head(path: Path) -> bytes:

@@ -1,12 +1,15 @@
 """The columns of a table in words: what they have, and what a careful colleague would warn about."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedtilt.data.tables.cells import ColumnValues
+from fedtilt.data.data_warnings import similar_names
+from fedtilt.data.naming import FileRows
+from fedtilt.data.tables.cells import ColumnValues, yes_no_values
+from fedtilt.data.tables.client_table import ClientTable
 from fedtilt.data.tables.reader import TableReader
 from fedtilt.data.tables.schema import NUMERIC, Column, Schema
 from fedtilt.data.tables.values import read_values
@@ -23,6 +26,17 @@ class ColumnDescription:
     missing: str  # the share of rows without a value
     values: str  # range or categories
     inputs: int  # how many of the model's inputs it is
+
+
+def describe_file(table: ClientTable) -> str | None:
+    """How a text file is written, if it is not in UTF-8 with commas between its cells."""
+    rows = table.rows
+    separator = rows.separator if isinstance(rows, FileRows) else None
+    parts = [
+        *([rows.encoding] if isinstance(rows, FileRows) and rows.encoding else []),
+        *([f"separated by {separator!r}"] if separator not in (None, ",", "\t") else []),
+    ]
+    return f"{table.short_name} {', '.join(parts)}" if parts else None
 
 
 def describe_columns(reader: TableReader, schema: Schema) -> list[ColumnDescription]:
@@ -72,6 +86,7 @@ def _percent(share: float) -> str:
 _SAMPLE = 200  # rows to look at before a column is looked at as a whole
 _FEW_VALUES = 50
 _MIN_ROWS = 20  # with fewer rows, a feature predicts the label by chance
+_SENTINEL = re.compile(r"9{2,}(\.9+)?|8{3,}|7{3,}")
 _IDENTIFIER = re.compile(r"(^|[\W_])(id|key|index|uuid|nr|no|number)$|^unnamed: 0$|^$", re.IGNORECASE)
 
 
@@ -98,8 +113,44 @@ def _problems(
         yield (
             f"has dates that can be month/day or day/month; they are read as {column.format}: set format in the schema"
         )
+    if column.kind == "number":
+        yield from _sentinels(cells.values[train])  # type: ignore[index]
+    if similar := similar_names(cells.names if column.kind == "category" else ()):
+        yield f"has names that differ only in case or blanks, such as {similar}; set ignore_case = true to merge them"
+    if others := _beside_yes_and_no(cells.names if column.kind == "category" else ()):
+        yield f"has yes and no beside {others[0]!r}; if it means unknown, set missing = [{others[0]!r}]"
     if _predicts(column, cells, train, labels):
         yield f"alone predicts {target!r} in every row; if it is a copy of the label, drop it"
+
+
+def _sentinels(values: np.ndarray) -> Iterator[str]:
+    """Numbers such as −999 or 9999 that are further from all others than these from each other, or alone below 0."""
+    present = values[~np.isnan(values)]
+    if not len(present) or not any(map(_is_sentinel, (present.min(), present.max()))):
+        return
+    distinct, counts = np.unique(present, return_counts=True)
+    usual = [value for value in distinct.tolist() if not _is_sentinel(value)]
+    if not usual:
+        return
+    low, high = usual[0], usual[-1]
+    for value, count in zip(distinct.tolist(), counts.tolist(), strict=True):
+        is_far = max(low - value, value - high) > max(high - low, 1) or (value < 0 <= low)
+        if _is_sentinel(value) and is_far:
+            yield (
+                f"has {value:.10g} in {count} training rows, and all others are in {low:g} to {high:g}; if it means "
+                f"unknown, set missing = ['{value:.10g}']"
+            )
+
+
+def _beside_yes_and_no(names: Sequence[str]) -> list[str]:
+    """The one name that is neither yes nor no, if all others are."""
+    others = [name for name in names if yes_no_values([name, "yes", "no", "ja", "t", "f"]) is None]
+    words = [name for name in names if name not in others]
+    return others if len(others) == 1 and len(words) > 1 and yes_no_values(words) else []
+
+
+def _is_sentinel(value: float) -> bool:
+    return _SENTINEL.fullmatch(f"{abs(value):.10g}") is not None
 
 
 def dropped_columns(schema: Schema, described: Schema) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.naming import FileRows, IndexRows, RowNames, text_of
+from fedtilt.data.naming import FileRows, IndexRows, RowNames, decoded_text
 from fedtilt.data.tables.client_table import ClientTable, check_header, from_arrow, is_number, is_text
 from fedtilt.data.tables.csv_file import read_csv
 from fedtilt.data.tables.parquet_file import read_parquet
@@ -265,7 +265,8 @@ def _check_same_columns(tables: Sequence[ClientTable]) -> None:
             if lacking:
                 columns = ", ".join(map(repr, lacking))
                 raise InputError(
-                    f"table {b.name} has no column {columns}, which {a.name} has; add it, or remove it there"
+                    f"table {b.name} has no column {columns}, which {a.name} has; add it, remove it there, or rename "
+                    f"another: rename = {{old = {lacking[0]!r}}} (data.rename in a spec)"
                 )
 
 
@@ -341,7 +342,7 @@ def _texts(file: FileRows, rows: Sequence[int]) -> dict[int, Mapping[str, str]]:
         table = _open_file(path, (), Files())
         columns = {name: table.read(name).take(rows).to_pylist() for name in table.header}
         return {row: {name: str(columns[name][n]) for name in columns} for n, row in enumerate(rows)}
-    opened = io.StringIO(text_of(path, file.encoding), newline="")
+    opened = io.StringIO(decoded_text(path, file.encoding)[0], newline="")
     lines = (line for line in csv.reader(opened, delimiter=file.separator) if line)
     header, wanted = next(lines), set(rows)
     return {row: dict(zip(header, line, strict=False)) for row, line in enumerate(lines) if row in wanted}

@@ -259,7 +259,7 @@ def summarise_sites(
             site |= summaries
     targets: list[ColumnSummary | None] = [None] * len(rows)
     if schema.is_regression and schema.target is not None and schema.numbers is None:
-        numbers = summarise_numbers({schema.target: read_target(reader, schema.target)})
+        numbers = summarise_numbers({schema.target: read_target(reader, schema.target, gaps=True)})
         targets = [site[schema.target] for site in numbers]
     return [
         SiteSummary(

@@ -19,7 +19,7 @@ from fedtilt.compiler import CompiledLibrary, LibraryUnavailable, compile_librar
 from fedtilt.data.groups import combinations
 from fedtilt.data.inputs import Inputs
 from fedtilt.errors import InputError
-from fedtilt.losses import REVERSE, ClassLoss, Huber
+from fedtilt.losses import GCE, REVERSE, SCE, ClassLoss, CrossEntropy, Focal, Huber
 from fedtilt.math.losses import cross_entropy, squared
 from fedtilt.math.small_batch import ZERO_TILT
 from fedtilt.training.local_job import Batches, LocalJob, Trained, unusual_part
@@ -28,6 +28,7 @@ from fedtilt.training.sequential import SequentialNet, pooled_size
 _SOURCE = Path(__file__).with_name("c") / "train.c"
 _BAD_LABEL, _BAD_ORDER = 2, 3  # as in c/train.c
 _FEW_GROUPS = 128  # up to this number, a batch clears the groups faster than they are renumbered without gaps
+_LOSSES = (CrossEntropy, Focal, GCE, SCE, Huber)  # not those that inherit from them
 _OPTIMIZERS = ("plain sgd", "sgd", "adam", "adamw")  # in the order of c/optimizer.h
 
 
@@ -68,7 +69,7 @@ def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample
         return f"the device is {device_type}"
     if not _is_sequential(model):
         return "the model is not an nn.Sequential of the layers that the C kernel has (Conv2d, ReLU, MaxPool2d, Linear)"
-    if job.loss not in (cross_entropy, squared) and not isinstance(job.loss, ClassLoss | Huber):
+    if job.loss not in (cross_entropy, squared) and type(job.loss) not in _LOSSES:
         return "the loss is a Python function, which the C kernel cannot call"
     if reason := unusual_part(job, model):
         return reason

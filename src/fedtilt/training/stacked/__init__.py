@@ -17,21 +17,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.utils._pytree import tree_map
 
 from fedtilt.data.groups import CLASS
-from fedtilt.data.inputs import Inputs
+from fedtilt.data.inputs import Inputs, take, to_device
 from fedtilt.math.losses import cross_entropy
+from fedtilt.models import logits
 from fedtilt.optimizers import SGD
 from fedtilt.parts import buffers_to_vector
 from fedtilt.training.local_job import Batches, LocalJob, Trained
 from fedtilt.training.stacked.batch_norm import BATCH_NORMS
 from fedtilt.training.stacked.buffers import Recipe
+from fedtilt.training.stacked.functions import batched_functions
 from fedtilt.training.stacked.layers import ParameterRows, stackable_copy
+from fedtilt.training.stacked.recurrent import unroll_reason
 from fedtilt.training.stacked.stack import Stack, StackSizes
 from fedtilt.training.stacked.vmap_step import StackedGradient
 
 __all__ = [
+    "batched_functions",
     "can_stack",
     "clear_cache",
     "special_reason",
@@ -41,7 +46,6 @@ __all__ = [
     "unsupported_reason",
 ]
 
-_UNSUPPORTED = (nn.RNNBase, nn.RReLU)
 _MAX_JOBS = 65_535  # the limit of a CUDA grid dimension
 _STEP_OVERHEAD = 16  # a step takes some time whatever the number of jobs, about that of this many
 _LONGER = 1.25  # by so much must jobs be longer than others to be a stack of their own
@@ -83,34 +87,42 @@ def can_stack(model: nn.Module, sample: Inputs) -> bool:
 
 def _unsupported_reason(model: nn.Module, recipe: Recipe, sample: Inputs | None) -> str | None:
     for name, layer in model.named_modules():
-        if isinstance(layer, _UNSUPPORTED):
-            return f"layer {name!r} ({type(layer).__name__}) cannot be batched over jobs"
+        reason = unroll_reason(layer) if isinstance(layer, nn.RNNBase) else None
+        if isinstance(layer, nn.RReLU):
+            reason = "draws random numbers"
+        if reason is not None:
+            return f"layer {name!r} ({type(layer).__name__}) {reason}"
     if recipe.trains_buffers:
         for name in recipe.buffer_layers:
             layer = model.get_submodule(name)
             if type(layer) not in BATCH_NORMS:
                 return f"the buffers of layer {name!r} ({type(layer).__name__}) change in training"
-    if sample is None:
-        return None
-    if not (isinstance(sample, Tensor) and sample.is_floating_point()):
-        return "the inputs are not one tensor of floating-point numbers"
-    if not _can_vmap(model, recipe, sample):  # the modules alone do not show what `forward` does
+    # the modules alone do not show what `forward` does
+    return None if sample is None else _forward_reason(model, recipe, sample)
+
+
+def _forward_reason(model: nn.Module, recipe: Recipe, sample: Inputs) -> str | None:
+    try:
+        one, two = (_mask_shapes(model, recipe, sample, count) for count in (1, 2))
+    except RuntimeError:
         return "the model or the loss cannot be batched over jobs: it draws random numbers, or branches on values"
+    for shape, of_two in zip(one, two, strict=True):
+        if of_two != shape and of_two != (2 * shape[0], *shape[1:]):
+            return "dropout in it needs the samples in the first dimension: its masks would depend on the padding"
     return None
 
 
-def _can_vmap(model: nn.Module, recipe: Recipe, sample: Tensor) -> bool:
+def _mask_shapes(model: nn.Module, recipe: Recipe, sample: Inputs, count: int) -> list[tuple[int, ...]]:
+    """The shapes of the dropout masks of a step of two jobs on `count` samples; RuntimeError: they do not batch."""
     theta = torch.zeros(ParameterRows(model).row_length, device=next(model.parameters()).device)
     buffers = buffers_to_vector(model, recipe.buffer_names) if recipe.trains_buffers else theta[:0]
-    y, one = torch.zeros(1, dtype=torch.long, device=theta.device), theta.new_ones(1)
-    groups, tilts = y.expand(len(recipe.groups), 1), one.expand(len(recipe.groups) + 1)
-    of_a_job = theta, buffers, sample.to(theta.device), y, groups, one, tilts, one[0], y[0]
-    try:
-        gradient = StackedGradient(model, recipe, theta.device, "float32")
-        gradient(y[0], gradient.constants, *(value.expand(2, *value.shape) for value in of_a_job))  # two jobs
-    except RuntimeError:
-        return False
-    return True
+    y, ones = torch.zeros(count, dtype=torch.long, device=theta.device), theta.new_ones(count)
+    x = take(to_device(sample, theta.device), y)
+    groups, tilts = y.expand(len(recipe.groups), count), theta.new_ones(len(recipe.groups) + 1)
+    of_a_job = theta, buffers, x, y, groups, ones, tilts, ones[0], y[0]
+    gradient = StackedGradient(model, recipe, theta.device, "float32")
+    gradient(y[0], gradient.constants, *tree_map(lambda t: t.expand(2, *t.shape), of_a_job))
+    return gradient.mask_shapes
 
 
 def train(
@@ -185,9 +197,8 @@ def _check_single_samples(model: nn.Module, batches: Sequence[Batches]) -> None:
     """Let torch raise for a batch of one sample, where BatchNorm has one value per channel and no variance."""
     single = next((data for data in batches if data.bounds.diff().min() == 1), None)
     if single is not None:
-        assert isinstance(single.x, Tensor)
         with torch.no_grad():
-            copy.deepcopy(model).to(single.x.device).train()(single.x[:1])
+            logits(copy.deepcopy(model).to(single.y.device).train(), take(single.x, slice(0, 1)))
 
 
 # How many jobs of a model fit into memory at once, once that is known.

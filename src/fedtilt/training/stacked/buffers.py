@@ -5,6 +5,7 @@ from typing import NamedTuple, Self
 
 from torch import Tensor
 
+from fedtilt.data.inputs import Inputs
 from fedtilt.math.losses import SampleLoss
 from fedtilt.methods.objectives import Objective
 from fedtilt.optimizers import Optimizer
@@ -73,7 +74,7 @@ class Buffers(NamedTuple):
     tilts: Tensor  # (levels + 1, L) from inner to outer: lam, tau, …
     client_index: Tensor  # (L,) the client whose samples a job trains on
     steps: Tensor  # (L,) the number of steps of a job
-    x: Tensor  # (C, samples, sample_size)
+    x: Inputs  # (C, samples, …)
     y: Tensor  # (C, samples)
     groups: Tensor  # (levels, C, samples) the group of each sample; of the classes, its label
     batch_indices: Tensor  # (steps, C, batch size) the samples of every step, −1 for padding

@@ -138,7 +138,7 @@ class KernelStep:
         b = self._buffers
         return {
             "client_index": b.client_index, "batch_indices": b.batch_indices, "first_step": b.first_step,
-            "STEP_OFFSET": offset, "CLIENTS": b.x.shape[0], "SAMPLES": b.x.shape[1], "BATCH": self._batch_size,
+            "STEP_OFFSET": offset, "CLIENTS": b.y.shape[0], "SAMPLES": b.y.shape[1], "BATCH": self._batch_size,
             "PRECISION": DOT_PRECISIONS[self._precision],
         }  # fmt: skip
 

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 
 from fedtilt.models import trained_parameters
+from fedtilt.training.stacked.recurrent import unroll, unroll_reason
 
 _ALIGNMENT = 64  # the products are slower where the rows of a stack do not begin at a multiple of 16 bytes
 
@@ -158,9 +160,21 @@ def _sum_patches(
     Every pixel looks up its own values: on a GPU, adding every value to its pixel would follow the order of threads.
     """
     if math.prod((*kernel, *stride)) > 1 or any(padding):
-        index = torch.from_numpy(_patch_index(places, kernel, padding, stride, size)).to(patches.device)
+        index = _patch_index_on(patches, tuple(places), tuple(kernel), tuple(padding), tuple(stride), tuple(size))
         patches = torch.where((index >= 0)[..., None], patches[:, :, index], 0).sum(3)
     return patches.reshape(*patches.shape[:2], *size, -1)
+
+
+def _patch_index_on(patches: Tensor, *sizes: tuple[int, ...]) -> Tensor:
+    """`_patch_index` on the device of the patches: copied once, since a CUDA graph cannot capture a copy."""
+    if isinstance(patches, FakeTensor):  # while the step is traced for the compiler
+        return torch.from_numpy(_patch_index(*sizes)).to(patches.device)
+    return _cached_patch_index(patches.device, *sizes)
+
+
+@functools.lru_cache(maxsize=256)
+def _cached_patch_index(device: torch.device, *sizes: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(_patch_index(*sizes)).to(device)
 
 
 def _patch_index(
@@ -197,13 +211,15 @@ class _MeanPool2d(nn.AdaptiveAvgPool2d):
 
 
 def stackable_copy(model: nn.Module) -> nn.Module:
-    """A copy of the model whose convolutions and mean pooling batch well over jobs."""
+    """A copy of the model whose convolutions, mean pooling and recurrent layers batch well over jobs."""
     net = copy.deepcopy(model)
     for layer in net.modules():
         if is_product(layer):
             layer.__class__ = _MatmulConv2d
         elif type(layer) is nn.AdaptiveAvgPool2d and layer.output_size in (1, (1, 1)):
             layer.__class__ = _MeanPool2d
+        elif isinstance(layer, nn.RNNBase) and unroll_reason(layer) is None:
+            unroll(layer)
     return net
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtilt import seeds
+from fedtilt.data.inputs import Inputs
 from fedtilt.math.losses import cross_entropy
 from fedtilt.training.local_job import Batches, LocalJob, Trained
 from fedtilt.training.precision import fp32_deterministic
@@ -20,7 +21,7 @@ from fedtilt.training.stacked.optimizers import state_rows
 from fedtilt.training.stacked.vmap_step import VmapStep
 
 _SIZE_MULTIPLE = 256  # sizes are rounded up to a multiple of this, so that few shapes are compiled
-_STEPS_PER_GRAPH = 16  # divides _SIZE_MULTIPLE, so that the steps after a round's last are padding
+_STEPS_OF_GRAPHS = (16, 8, 4, 2, 1)  # a round replays a few of these: it costs the steps that it has
 
 
 class StackSizes(NamedTuple):
@@ -31,7 +32,7 @@ class StackSizes(NamedTuple):
     samples: int  # of the largest client, rounded up
     batches: int  # of the longest job, rounded up
     batch_size: int
-    sample_shape: tuple[int, ...]
+    inputs: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]  # of a sample: names, shapes and types
     model_buffers: int
     target_type: torch.dtype = torch.long
 
@@ -44,10 +45,27 @@ class StackSizes(NamedTuple):
             samples=_round_up(max(len(data.y) for data in batches)),
             batches=_round_up(max(data.steps(job) for job, data in zip(jobs, batches, strict=True))),
             batch_size=max(data.size for data in batches),
-            sample_shape=tuple(cast(Tensor, batches[0].x).shape[1:]),
+            inputs=tuple((name, tuple(t.shape[1:]), _stored(t.dtype)) for name, t in _named(batches[0].x).items()),
             model_buffers=0 if jobs[0].buffers is None else len(jobs[0].buffers),
             target_type=batches[0].y.dtype,
         )
+
+    @property
+    def sample_shape(self) -> tuple[int, ...] | None:
+        """The shape of a sample that is one tensor of numbers; None: it is another."""
+        name, shape, dtype = self.inputs[0]
+        return shape if not name and dtype == torch.float32 else None
+
+
+_ONE_TENSOR = ""  # the name of inputs that have none
+
+
+def _named(x: Inputs) -> dict[str, Tensor]:
+    return x if isinstance(x, dict) else {_ONE_TENSOR: x}
+
+
+def _stored(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype.is_floating_point else dtype
 
 
 def _round_up(count: int) -> int:
@@ -55,7 +73,7 @@ def _round_up(count: int) -> int:
 
 
 def kernel_net(
-    model: nn.Module, recipe: Recipe, shape: tuple[int, ...], batch: int, device: torch.device
+    model: nn.Module, recipe: Recipe, shape: tuple[int, ...] | None, batch: int, device: torch.device
 ) -> SequentialNet | None:
     """The model as a network that the Triton kernels train with this recipe on this device, or None."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # on the CPU, slowly: for tests
@@ -65,7 +83,7 @@ def kernel_net(
 
     if recipe.loss is not cross_entropy or len(recipe.groups) > 1 or not supports_optimizer(recipe.optimizer):
         return None
-    if recipe.special != SpecialSteps():
+    if recipe.special != SpecialSteps() or shape is None:
         return None
     net = SequentialNet.from_module(model, shape)
     if net is None or batch > MAX_BATCH_SIZE or net.layers[-1].out_features > MAX_CLASSES:
@@ -73,6 +91,23 @@ def kernel_net(
     if any(max(block.in_channels, block.out_channels) > MAX_CHANNELS for block in net.blocks):
         return None
     return net if all(p.requires_grad for p in model.parameters()) else None
+
+
+def _batch_indices(clients: Sequence[Batches], steps: int, device: torch.device) -> Tensor:
+    """The samples of every step of every client, (steps, C, batch size), −1 for padding and after its last epoch."""
+    bounds = nn.utils.rnn.pad_sequence([data.bounds for data in clients], batch_first=True)  # (C, batches + 1)
+    position = bounds[:, :-1, None] + torch.arange(max(data.size for data in clients))
+    position = torch.where(position < bounds[:, 1:, None], position, -1).to(device)  # (C, batches, size)
+    epochs, samples = zip(*(data.order.shape for data in clients), strict=True)
+    sizes = torch.tensor([epochs, samples, [data.per_epoch for data in clients]]).to(device)
+    first = (sizes[0] * sizes[1]).cumsum(0) - sizes[0] * sizes[1]  # where a client's order begins
+    step = torch.arange(steps, device=device)[:, None]
+    epoch = step // sizes[2]  # (steps, C)
+    position = position[torch.arange(len(clients), device=device), step % sizes[2]]  # (steps, C, size)
+    is_sample = (position >= 0) & (epoch < sizes[0])[..., None]
+    index = torch.where(is_sample, (first + epoch * sizes[1])[..., None] + position, 0)
+    order = torch.cat([data.order.reshape(-1) for data in clients])
+    return torch.where(is_sample, order[index], -1)
 
 
 class Stack:
@@ -88,12 +123,12 @@ class Stack:
         self._net = kernel_net(model, recipe, sizes.sample_shape, sizes.batch_size, device)
         rows = self._net or ParameterRows(model)
         self._parameter_index, parameters = rows.parameter_index.to(device), rows.row_length
-        sample_shape, sample_dtype = sizes.sample_shape, torch.float32
+        jobs, clients, inputs = sizes.jobs, sizes.clients, sizes.inputs
         if self._net is not None:
             from fedtilt.training.stacked.launch import KernelStep, storage_dtype
 
-            sample_shape, sample_dtype = (self._net.sample_size,), storage_dtype(precision)
-        jobs, clients = sizes.jobs, sizes.clients
+            inputs = ((_ONE_TENSOR, (self._net.sample_size,), storage_dtype(precision)),)
+        x = {name: zeros(clients, sizes.samples, *shape, dtype=dtype) for name, shape, dtype in inputs}
         self._buffers = b = Buffers(
             theta=zeros(jobs, parameters),
             optimizer_state=zeros(state_rows(recipe.optimizer), jobs, parameters),
@@ -105,7 +140,7 @@ class Stack:
             tilts=zeros(len(recipe.groups) + 1, jobs),
             client_index=zeros(jobs, dtype=torch.long),
             steps=zeros(jobs, dtype=torch.long),
-            x=zeros(clients, sizes.samples, *sample_shape, dtype=sample_dtype),
+            x=x.get(_ONE_TENSOR, x),
             y=zeros(clients, sizes.samples, dtype=sizes.target_type),
             groups=zeros(len(recipe.groups), clients, sizes.samples, dtype=torch.long),
             batch_indices=zeros(sizes.batches, clients, sizes.batch_size, dtype=torch.long),
@@ -117,7 +152,7 @@ class Stack:
             first=zeros(jobs, parameters if recipe.special.has_first else 0),
             first_steps=zeros(jobs, dtype=torch.long),
         )
-        self._replay: Callable[[], None] | None = None
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by the number of their steps
         self._step: Callable[[int], None] = (
             VmapStep(model, recipe, b, precision)
             if self._net is None
@@ -168,22 +203,34 @@ class Stack:
         b.optimizer_state.zero_()
         if self._recipe.trains_buffers:
             torch.stack([cast(Tensor, job.buffers) for job in jobs], out=b.model_buffers)
-        b.batch_indices.fill_(-1)
-        for i, data in enumerate(clients):
-            x = cast(Tensor, data.x)
-            x = x if self._net is None else self._net.sample_rows(x)
-            b.x[i, : len(data.y)], b.y[i, : len(data.y)] = x, data.y
-            for codes, groups in zip(b.groups, data.groups_of(jobs[0]), strict=True):  # the same levels in all jobs
-                codes[i, : len(data.y)] = groups
-            position = data.bounds[:-1, None] + torch.arange(data.size)  # (batches per epoch, size)
-            inside = (position < data.bounds[1:, None]).to(b.y.device)
-            sample = data.order[:, position.clamp(max=len(data.y) - 1).to(b.y.device)]
-            indices = torch.where(inside, sample, -1).flatten(0, 1)[: len(b.batch_indices)]  # of the stack's steps
-            b.batch_indices[: len(indices), i, : data.size] = indices
+        self._load_samples(clients, jobs[0])
+        steps = max(data.steps(job) for job, data in zip(jobs, batches, strict=True))
+        b.batch_indices[:steps] = _batch_indices(clients, steps, b.batch_indices.device)
         b.first_step.zero_()
 
+    def _load_samples(self, clients: Sequence[Batches], job: LocalJob) -> None:
+        """The samples of every client; all jobs have the levels of groups of this one."""
+        b = self._buffers
+        places = seeds.owners_and_positions([len(data.y) for data in clients], b.y.device)  # in (C, samples)
+        for name, target in _named(b.x).items():
+            samples = torch.cat([_named(data.x)[name] for data in clients])
+            samples = samples if self._net is None else self._net.sample_rows(samples)
+            target[places] = samples.to(target.dtype)
+        b.y[places] = torch.cat([data.y for data in clients])
+        for codes, groups in zip(b.groups, zip(*(data.groups_of(job) for data in clients), strict=True), strict=True):
+            codes[places] = torch.cat(groups)
+
     def _load_models(self, rows: Tensor, models: Sequence[Tensor]) -> None:
-        rows[:, self._parameter_index] = torch.stack(list(models))
+        """Models by row; those that are one tensor, as the received model is, are rearranged once."""
+        distinct = {id(model): model for model in models}
+        if len(distinct) == len(models):
+            rows[:, self._parameter_index] = torch.stack(list(models))
+            return
+        arranged = rows.new_zeros(len(distinct), rows.shape[1])
+        arranged[:, self._parameter_index] = torch.stack(list(distinct.values()))
+        number = {key: i for i, key in enumerate(distinct)}
+        index = torch.tensor([number[id(model)] for model in models], device=rows.device)
+        torch.index_select(arranged, 0, index, out=rows)
 
     def _run(self, steps: int) -> None:
         device = self._buffers.theta.device
@@ -192,31 +239,38 @@ class Stack:
                 self._step(offset)
             return
         with torch.cuda.device(device):
-            replay = self._capture_graph()
-            for _ in range(0, steps, _STEPS_PER_GRAPH):
-                replay()
+            for count in _STEPS_OF_GRAPHS:
+                for _ in range(steps // count):
+                    self._graph(count).replay()
+                steps %= count
 
-    def _capture_graph(self) -> Callable[[], None]:
-        """Capture several steps in a CUDA graph, once; the buffers are unchanged afterwards."""
-        if self._replay is None:
+    def _graph(self, count: int) -> torch.cuda.CUDAGraph:
+        """These many steps as a CUDA graph, captured once; the buffers are unchanged afterwards."""
+        if count not in self._graphs:
             b = self._buffers
-            before = [t.clone() for t in b.trained(self._recipe)]
             with fp32_deterministic(b.theta.device, tf32=self._precision == "tf32"), warnings.catch_warnings():
                 # inductor advises to allow TF32; here `precision` decides
                 warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._inductor")
-                side = torch.cuda.Stream()
-                side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(side):
-                    for _ in range(3):
-                        self._step(0)
-                torch.cuda.current_stream().wait_stream(side)
+                if not self._graphs:
+                    self._warm_up()
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    for offset in range(_STEPS_PER_GRAPH):
+                pool = next((other.pool() for other in self._graphs.values()), None)  # no two run at the same time
+                with torch.cuda.graph(graph, pool=pool):
+                    for offset in range(count):
                         self._step(offset)
-                    b.first_step.add_(_STEPS_PER_GRAPH)
-            for t, value in zip(b.trained(self._recipe), before, strict=True):
-                t.copy_(value)
-            b.first_step.zero_()
-            self._replay = graph.replay
-        return self._replay
+                    b.first_step.add_(count)
+            self._graphs[count] = graph
+        return self._graphs[count]
+
+    def _warm_up(self) -> None:
+        """Run a few steps, which compiles them, and undo them."""
+        changed = self._buffers.trained(self._recipe)
+        before = [t.clone() for t in changed]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self._step(0)
+        torch.cuda.current_stream().wait_stream(side)
+        for t, value in zip(changed, before, strict=True):
+            t.copy_(value)

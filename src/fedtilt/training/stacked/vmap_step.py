@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from fedtilt.data.inputs import Inputs
 from fedtilt.math.tilt import nested_tilt, nested_tilt_grad
 from fedtilt.models import functional_logits, trained_parameters
-from fedtilt.training.dropout import keyed_dropout
 from fedtilt.training.local_job import MIN_UTILITY
 from fedtilt.training.precision import autocast
 from fedtilt.training.stacked.batch_norm import Constants, PaddedBatchNorms
 from fedtilt.training.stacked.buffers import Buffers, Recipe
 from fedtilt.training.stacked.compilation import compile_function
+from fedtilt.training.stacked.functions import batched_functions
 from fedtilt.training.stacked.layers import ParameterRows, stackable_copy
 from fedtilt.training.stacked.optimizers import optimizer_step
 
@@ -38,10 +40,11 @@ class StackedGradient:
         else:
             for name in recipe.buffer_layers:  # frozen: their layers use them as in evaluation
                 net.get_submodule(name).eval()
+        self.mask_shapes: list[tuple[int, ...]] = []  # of the dropout masks of the last call
         self._batched = vmap(grad(self._loss, argnums=2, has_aux=True), in_dims=(None, None, *(0,) * 9))
 
     def __call__(
-        self, step: Tensor, constants: Mapping[str, Tensor], theta: Tensor, model_buffers: Tensor, x: Tensor, y: Tensor,
+        self, step: Tensor, constants: Mapping[str, Tensor], theta: Tensor, model_buffers: Tensor, x: Inputs, y: Tensor,
         groups: Tensor, weights: Tensor, tilts: Tensor, utility: Tensor, dropout_key: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Gradients (L, T) and buffers (L, B).
@@ -59,13 +62,15 @@ class StackedGradient:
             utility: see `LocalJob` (L,); used if the recipe has it
             dropout_key: of the masks (L,)
         """
-        with keyed_dropout() as self._masks:
-            return self._batched(
+        with batched_functions() as self._masks:
+            result = self._batched(
                 step, constants, theta, model_buffers, x, y, groups, weights, tilts, utility, dropout_key
             )
+            self.mask_shapes = self._masks.shapes
+            return result
 
     def _loss(
-        self, step: Tensor, constants: Mapping[str, Tensor], theta: Tensor, model_buffers: Tensor, x: Tensor, y: Tensor,
+        self, step: Tensor, constants: Mapping[str, Tensor], theta: Tensor, model_buffers: Tensor, x: Inputs, y: Tensor,
         groups: Tensor, weights: Tensor, tilts: Tensor, utility: Tensor, dropout_key: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Of one model: a sum that has the gradient of the client's loss, and the next buffers."""
@@ -96,30 +101,34 @@ class VmapStep:
     ) -> None:
         device = buffers.theta.device
         self._optimizer, self._special, self._buffers = recipe.optimizer, recipe.special, buffers
+        self._tensors, self._layout = tree_flatten(buffers)  # inputs may be a dictionary
         self._gradient = StackedGradient(model, recipe, device, precision)
-        self._compiled = device.type == "cuda" if compiled is None else compiled
+        # recurrent layers have a few operations for every step of a sequence: too many to compile
+        is_recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.modules())
+        self._compiled = device.type == "cuda" and not is_recurrent if compiled is None else compiled
 
     def __call__(self, offset: int = 0) -> None:
         """Run step number `first_step + offset`; first_step is on the device."""
-        self._step(self._buffers.first_step + offset, *self._buffers, *self._gradient.constants.values())
+        self._step(self._buffers.first_step + offset, *self._tensors, *self._gradient.constants.values())
 
     @functools.cached_property
     def _step(self) -> Callable[..., None]:
         """The step as a function of tensors alone, compiled on first use: then the precision is set."""
         if not self._compiled:
             return self._run
-        b = self._buffers
-        number = b.first_step.clone()  # two arguments that are one tensor would stay one
-        return compile_function(self._run, [number, *b, *self._gradient.constants.values()])
+        number = self._buffers.first_step.clone()  # two arguments that are one tensor would stay one
+        return compile_function(self._run, [number, *self._tensors, *self._gradient.constants.values()])
 
     def _run(self, number: Tensor, *tensors: Tensor) -> None:
-        b = Buffers(*tensors[: len(self._buffers)])
-        constants = dict(zip(self._gradient.constants, tensors[len(b) :], strict=True))
+        count = len(self._tensors)
+        b: Buffers = tree_unflatten(tensors[:count], self._layout)
+        constants = dict(zip(self._gradient.constants, tensors[count:], strict=True))
         special = self._special
         batch = number if special.repeats == 1 else number // special.repeats
         index = b.batch_indices.index_select(0, batch)[0]  # (C, batch size)
-        rows = torch.arange(len(b.x), device=number.device)[:, None], index.clamp(min=0)
-        x, y, weights = (t[b.client_index] for t in (b.x[rows], b.y[rows], (index >= 0).float()))
+        rows = torch.arange(len(b.y), device=number.device)[:, None], index.clamp(min=0)
+        x = tree_map(lambda t: t[rows][b.client_index], b.x)
+        y, weights = (t[b.client_index] for t in (b.y[rows], (index >= 0).float()))
         groups = torch.stack([codes[rows][b.client_index] for codes in b.groups.unbind()], 1)
         gradient, model_buffers = self._gradient(
             number[0] + 1, constants, b.theta, b.model_buffers, x, y, groups, weights, b.tilts.T, b.utility,

@@ -1,0 +1,201 @@
+"""Tables as people have them: words for missing cells, headers that differ, mixed dates, unlabelled rows, warnings."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from fedtilt.data import Federation, Schema, table, transform
+from fedtilt.data.tables.merge import merge
+from fedtilt.data.tables.settings import TableSettings
+from fedtilt.data.tables.table import open_table
+from fedtilt.errors import InputError
+
+pandas = pytest.importorskip("pandas")
+
+
+def frame(n=120, seed=0):
+    rng = np.random.default_rng(seed)
+    return pandas.DataFrame(
+        {
+            "age": rng.integers(20, 90, n), "ward": rng.choice(["a", "b"], n), "dose": rng.normal(size=n),
+            "ill": ["yes", "no", "no"] * (n // 3),
+        }
+    )  # fmt: skip
+
+
+def about(data):
+    """The warnings about a data set with clients."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Federation.build(data, **({} if data.client_names else {"clients": 1, "partition": "iid"})).warnings
+
+
+def test_words_for_missing_cells(tmp_path):
+    clean = frame()
+    gaps = clean.astype({"age": object}).copy()
+    gaps.loc[::5, "age"], gaps.loc[::7, "ward"] = None, None
+    dirty = clean.astype({"age": object}).copy()
+    dirty.loc[::5, "age"], dirty.loc[::7, "ward"] = -999, "unbekannt"
+    dirty.loc[::10, "age"] = "Unbekannt"
+    for path, source in ((tmp_path / "gaps.csv", gaps), (tmp_path / "dirty.csv", dirty)):
+        source.to_csv(path, index=False)
+    settings = {"target": "ill", "missing": ["unbekannt", "-999"]}
+    expected = table(tmp_path / "gaps.csv", target="ill")
+    for source in (tmp_path / "dirty.csv", dirty):
+        data = table(source, **settings)
+        assert data.schema.columns == expected.schema.columns
+        assert torch.equal(data.x_train, expected.x_train)
+        schema = Schema.from_json(json.loads(data.schema.text()))  # it carries the words to new rows
+        assert schema == data.schema
+        assert torch.equal(transform(source, like=schema), transform(tmp_path / "gaps.csv", like=expected))
+    numbers = dirty.assign(age=[-999.0 if n % 5 == 0 else age for n, age in enumerate(clean["age"])])
+    assert torch.equal(table(numbers, **settings).x_train, expected.x_train)
+    grouped = table(numbers, **settings, group="ward")  # in a group the word is a name
+    assert grouped.group_names == {"ward": ("a", "b", "unbekannt")}
+    with pytest.raises(InputError, match=r"missing = '-999' is not a list; write missing = \['-999'\]"):
+        table(numbers, target="ill", missing="-999")
+
+
+def test_headers_that_differ(tmp_path):
+    north, south = frame(seed=0), frame(seed=1)
+    (tmp_path / "messy").mkdir()
+    north.rename(columns={"age": "Alter", "ill": "krank"}).to_csv(tmp_path / "messy/north.csv", index=False, sep=";")
+    south.to_csv(tmp_path / "messy/south.csv", index=False)
+    rename = {"Alter": "age", "krank": "ill"}
+    data, plain = (
+        table(tmp_path / "messy", target="ill", rename=rename),
+        table({"north": north, "south": south}, target="ill"),
+    )
+    assert data.schema.columns == plain.schema.columns
+    assert torch.equal(data.x_train, plain.x_train)
+    new = transform(tmp_path / "messy/north.csv", like=Schema.from_json(data.schema.to_json()))
+    assert torch.equal(new, transform(north, like=plain))
+    with pytest.raises(
+        InputError, match=r"rename = \{'Altre': 'age2'\} names no column of .*messy; its columns are age, "
+    ):
+        table(tmp_path / "messy", target="ill", rename=rename | {"Altre": "age2"})
+    with pytest.raises(InputError, match="has the column 'age' twice"):
+        table(north.assign(Alter=1), target="ill", rename=rename)
+    with pytest.raises(InputError, match="rename = 'age' is not possible; give a table of old and new names"):
+        table(north, target="ill", rename="age")
+    site = open_table(south, TableSettings(target="ill", rename=rename), site=1)  # a site without the old names
+    assert site.names == ("age", "ward", "dose")
+
+
+def test_yes_and_no_in_several_words():
+    words = ["Ja", "JA", "nein", "yes", "No", "ja", "NEIN", None]
+    data = table(frame().assign(smokes=(words * 15)[:120]), target="ill")
+    column = data.schema.column("smokes")
+    assert column.kind == "yes/no"
+    expected = [{"j": 1, "y": 1, "n": 0}[w.casefold()[0]] if w else column.fill for w in words]
+    got = transform(frame(120).assign(smokes=(words * 15)[:120]), like=data)[:8, data.schema.inputs.index("smokes")]
+    assert (got * column.deviation + column.mean).tolist() == pytest.approx(expected, abs=1e-6)
+    for other in (["f"], ["f", "m"], ["t", "n"], ["yes", "maybe"], ["j"]):
+        kind = table(frame().assign(x=(other * 120)[:120]), target="ill").schema.column("x").kind
+        assert kind == "category", other
+
+
+def test_labels_in_several_words():
+    """Of yes and no; sites agree with the simulator."""
+    parts = {"north": frame(seed=0).assign(ill=["Ja", "nein", "NEIN"] * 40), "south": frame(seed=1)}
+    data = table(parts, target="ill")
+    assert data.class_names == ("no", "yes")
+    assert data.y_train.bincount().tolist() == [120, 60]
+    settings = TableSettings(target="ill")
+    sites = [open_table(part, settings, site=n) for n, part in enumerate(parts.values())]
+    schema = merge([site.site_summary(None, 0) for site in sites], settings and sites[0].schema)
+    assert schema.classes == ("no", "yes")
+    for number, site in enumerate(sites):
+        own = site.with_schema(schema).to_dataset()
+        assert torch.equal(own.y_train, data.y_train[data.client_train == number])
+        assert torch.allclose(own.x_train, data.x_train[data.client_train == number], atol=1e-6)
+    assert table(parts["north"].replace("NEIN", "nein"), target="ill").class_names == ("Ja", "nein")
+
+
+def test_dates_in_several_formats(tmp_path):
+    day = pandas.Timestamp("2026-01-31")
+    days = [day + pandas.Timedelta(days=3 * n) for n in range(120)]
+    formats = ["%Y-%m-%d", "%d.%m.%Y", "%d %b %Y", "%d.%m.%y"]
+    mixed = frame().assign(when=[d.strftime(formats[n % 4]) for n, d in enumerate(days)])
+    clean = frame().assign(when=days)
+    data, expected = table(mixed, target="ill"), table(clean, target="ill")
+    assert data.schema.column("when").format == "%d.%m.%Y|%d.%m.%y|%d %b %Y"
+    assert torch.equal(data.x_train, expected.x_train)
+    assert torch.equal(transform(mixed, like=data), transform(clean, like=expected))
+    files = {"us": frame(seed=0).assign(when=[d.strftime("%m/%d/%Y") for d in days]),
+             "uk": frame(seed=1).assign(when=[d.strftime("%d/%m/%Y") for d in days])}  # fmt: skip
+    both = table(files, target="ill")  # each file proves its own order of month and day
+    same = table({name: part.assign(when=days) for name, part in files.items()}, target="ill")
+    assert torch.equal(both.x_train, same.x_train)
+
+
+def test_unlabelled_rows():
+    whole = frame()
+    unlabelled = pandas.concat([whole, frame(30, 1).assign(ill=[None, "", "?"] * 10)]).reset_index(drop=True)
+    with pytest.raises(
+        InputError, match="row 120, column 'ill', which is the target; fill it, or leave such rows out: drop_"
+    ):
+        table(unlabelled, target="ill", missing=["?"])
+    data, expected = (
+        table(source, target="ill", missing=["?"], drop_unlabelled=True) for source in (unlabelled, whole)
+    )
+    for key in ("x_train", "y_train", "x_test", "y_test", "rows_train", "rows_test"):
+        assert torch.equal(getattr(data, key), getattr(expected, key))
+    numbers = unlabelled.assign(ill=[n / 7 if n < 120 else None for n in range(150)])
+    with pytest.raises(
+        InputError, match="no number in row 120, column 'ill', which is the target; fill it, or leave such"
+    ):
+        table(numbers, target="ill", task="regression")
+    data = table(numbers, target="ill", task="regression", drop_unlabelled=True)
+    assert (len(data.y_train) + len(data.y_test), int(data.rows_train.max()) < 120) == (120, True)
+    with pytest.raises(InputError, match="target = 'ill' has no label in DataFrame; name another column"):
+        table(whole.assign(ill=None), target="ill", drop_unlabelled=True)
+
+
+def test_numbers_that_may_mean_unknown():
+    rows = frame()
+    for value, text in ((-999, "-999"), (9999, "9999"), (999.9, "999.9")):
+        ages = [value if n % 6 == 0 else age for n, age in enumerate(rows["age"])]
+        (found,) = about(table(rows.assign(age=ages), target="ill"))
+        assert found.startswith(f"column 'age' has {text} in ")
+        assert f"; if it means unknown, set missing = ['{text}']" in found
+        assert about(table(rows.assign(age=ages), target="ill", missing=[text])) == ()
+    for usual in (range(60), range(900, 1000), [98.5, 99.0, 99.5, 99.2]):  # 99 and 999 among numbers like them
+        assert about(table(rows.assign(age=(list(usual) * 120)[:120]), target="ill")) == ()
+
+
+def test_names_that_differ_in_case_or_blanks():
+    rows = frame().assign(ward=["North Wing", "north wing", "North  Wing", "south"] * 30)
+    (found,) = about(table(rows, target="ill"))
+    assert found == (
+        "column 'ward' has names that differ only in case or blanks, such as 'North  Wing' and 'North Wing'; set "
+        "ignore_case = true to merge them"
+    )
+    data = table(rows, target="ill", ignore_case=True)
+    assert data.schema.column("ward").categories == ("north wing", "south")
+    assert about(data) == ()
+    new = transform(
+        pandas.DataFrame({"age": [50.0], "ward": ["NORTH WING"], "dose": [0.0]}),
+        like=Schema.from_json(data.schema.to_json()),
+    )
+    assert new[0, 1:3].tolist() == [1, 0]
+    labels = frame().assign(ill=["Ill", "ill", "well"] * 40)
+    (found,) = about(table(labels, target="ill"))
+    assert (
+        found
+        == "classes 'Ill' and 'ill' differ only in case or blanks; write them alike (for a table: ignore_case = true)"
+    )
+    assert table(labels, target="ill", ignore_case=True).class_names == ("ill", "well")
+
+
+def test_clients_without_a_common_class():
+    parts = {"north": frame(seed=0), "süd": frame(seed=1).assign(ill=["krank", "gesund", "gesund"] * 40)}
+    (found,) = about(table(parts, target="ill"))
+    assert found == (
+        "no two clients have a class in common, such as 'no' at 'north' and 'gesund' at 'süd'; if their labels mean "
+        "the same, write them alike"
+    )
+    assert about(table(parts | {"west": frame(seed=2)}, target="ill")) == ()
