@@ -32,8 +32,10 @@ def decision_figures(
 def _pooled(by_seed: Sequence[Predictions]) -> PredictedClasses:
     """The samples of all seeds together."""
     samples = [with_targets(p) for p in by_seed]
-    parts = (np.concatenate([getattr(s, part) for s in samples]) for part in ("labels", "probabilities"))
-    return PredictedClasses(*parts)
+    labels, probabilities = (
+        np.concatenate([getattr(s, part) for s in samples]) for part in ("labels", "probabilities")
+    )
+    return PredictedClasses(labels, probabilities)
 
 
 def _cumulated(samples: PredictedClasses, label: int) -> tuple[Any, Any]:
@@ -49,10 +51,10 @@ def _thinned(count: int) -> Any:
     return np.unique(np.linspace(0, count - 1, min(count, _MAX_POINTS)).round().astype(int))
 
 
-def _line(method: str, style: Style, x: Any, y: Any, hover: str) -> dict[str, Any]:
+def _line(method: str, style: Style, points: Any, hover: str) -> dict[str, Any]:
     return {
         "type": "scatter", "mode": "lines", "name": plotly_text(method), "meta": {"method": method},
-        "x": [round4(value) for value in x], "y": [round4(value) for value in y],
+        "x": [round4(value) for value in points[0]], "y": [round4(value) for value in points[1]],
         "line": {"color": style.color, "dash": style.dash, "width": 2},
         "hovertemplate": f"{hover}<extra>%{{fullData.name}}</extra>",
     }  # fmt: skip
@@ -83,7 +85,7 @@ def _roc(predictions: PredictionsBySeed, styles: Mapping[str, Style]) -> Figure:
         )
         points = points[:, _thinned(points.shape[1])]
         rows += [(method, *point) for point in points.T.tolist()]
-        data.append(_line(method, styles[method], *points, "%{y:.0f} % found, %{x:.0f} % false alarms"))
+        data.append(_line(method, styles[method], points, "%{y:.0f} % found, %{x:.0f} % false alarms"))
     return Figure(
         name="roc", title=f"ROC of {name}", rows=rows, columns=("method", "false_positive_rate", "recall"), data=data,
         note=f"Share of {name} that is found against the share of the others that is taken for it; the dotted line is "
@@ -104,7 +106,7 @@ def _precision_recall(predictions: PredictionsBySeed, styles: Mapping[str, Style
         points = np.stack([100 * hits / max(1, hits[-1]), 100 * hits / (hits + alarms)])
         points = points[:, _thinned(points.shape[1])]
         rows += [(method, *point) for point in points.T.tolist()]
-        data.append(_line(method, styles[method], *points, "%{x:.0f} % found, %{y:.0f} % right"))
+        data.append(_line(method, styles[method], points, "%{x:.0f} % found, %{y:.0f} % right"))
     return Figure(
         name="precision-recall", title=f"Precision and recall of {name}", rows=rows,
         columns=("method", "recall", "precision"), data=[_dotted([0, 100], [share, share]), *data],
