@@ -28,6 +28,7 @@ from fedtilt.methods import term as term
 from fedtilt.privacy.privacy import Privacy as Privacy
 from fedtilt.runs import trackers as trackers
 from fedtilt.runs.callback import Callback as Callback
+from fedtilt.runs.estimator import FairClassifier as FairClassifier
 from fedtilt.runs.predictor import Predictor as Predictor
 from fedtilt.runs.predictor import load as load
 from fedtilt.runs.run import run as run

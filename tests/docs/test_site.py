@@ -98,7 +98,8 @@ def test_every_page_is_in_the_navigation(site: Path) -> None:
 
 def test_the_reference_has_every_public_name_and_command(site: Path) -> None:
     names = set().union(*(_Page(path).names for path in (site / "api").glob("*.html")))
-    modules = {"aggregate", "data", "losses", "methods", "models", "optimizers", "schedules", "testing", "trackers"}
+    modules = {"aggregate", "data", "losses", "methods", "models", "optimizers", "schedules", "stopping", "testing",
+               "trackers"}  # fmt: skip
     assert not [name for name in ft.__all__ if f"fedtilt.{name}" not in names and name not in {*modules, "__version__"}]
     assert not [name for name in ft.data.__all__ if f"fedtilt.data.{name}" not in names and name != "Federation"]
     assert not [f"{kind} {rule}" for kind, known in COMPONENTS.items() for rule, cls in known.items()

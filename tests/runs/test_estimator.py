@@ -1,0 +1,86 @@
+"""The classifier for scikit-learn: its checks, and the models of a plain run."""
+
+import pickle
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.model_selection import GridSearchCV
+from sklearn.utils.estimator_checks import check_estimator
+
+import fedtilt as ft
+from examples.patients import write_patients
+
+pandas = pytest.importorskip("pandas")
+FAST = {"model": ft.models.logistic, "rounds": 2, "epochs": 3, "lr": 0.5}
+
+
+@pytest.fixture(scope="module")
+def patients(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, object]:
+    path = tmp_path_factory.mktemp("estimator") / "patients.csv"
+    write_patients(path, 300)
+    frame = pandas.read_csv(path).drop(columns="patient")
+    return frame, frame.pop("diagnosis")
+
+
+def test_it_passes_all_checks_of_scikit_learn() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its checks have tiny and odd data
+        checks = check_estimator(ft.FairClassifier(**FAST), on_fail=None, on_skip=None)
+    failed = {check["check_name"]: check["exception"] for check in checks if check["status"] == "failed"}
+    assert failed == {}
+    assert len(checks) > 40
+
+
+def test_every_row_is_predicted_by_the_model_of_its_client(patients: tuple, tmp_path: Path) -> None:
+    frame, y = patients
+    model = ft.FairClassifier(ft.ditto(0.1), client="hospital", **FAST).fit(frame, y)
+    found = model.predict_proba(frame)
+    assert model.classes_.tolist() == ["ill", "well"]
+    for name in ("north", "south", "island"):
+        model.export(tmp_path / f"{name}.safetensors", name)
+        rows = np.flatnonzero(frame["hospital"] == name)
+        own = ft.load(tmp_path / f"{name}.safetensors")
+        np.testing.assert_allclose(own.predict_proba(frame.iloc[rows]), found[rows], rtol=1e-5)
+        assert own.class_names == ("ill", "well")
+    elsewhere = frame.assign(hospital="new")
+    model.export(tmp_path / "shared.safetensors")
+    np.testing.assert_allclose(
+        ft.load(tmp_path / "shared.safetensors").predict_proba(elsewhere), model.predict_proba(elsewhere), rtol=1e-5
+    )
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict_proba(frame), found)
+    assert not hasattr(again, "result_")
+    assert model.score(frame, y) > 0.8
+
+
+def test_it_is_a_part_of_searches_and_takes_names_of_methods(patients: tuple) -> None:
+    frame, y = patients
+    search = GridSearchCV(ft.FairClassifier(client="hospital", **FAST), {"method": ["fedavg", ft.term(1.0)]}, cv=2)
+    assert search.fit(frame, y).best_score_ > 0.7
+
+
+def test_labels_that_sort_by_value_and_clients_of_arrays() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.array(["9", "10"], object)[rng.integers(0, 2, 80)]
+    x = np.column_stack([np.where(labels == "9", 1.0, -1.0) + rng.normal(0, 0.1, 80), rng.integers(0, 2, 80)])
+    model = ft.FairClassifier(ft.ditto(0.1), client=1, **FAST).fit(x, labels)
+    assert model.predict(x).tolist() == labels.tolist()
+    assert model.classes_.tolist() == ["10", "9"]
+    assert sorted(model.result_["ditto"].client_names) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": "magic"}, "method = 'magic' is unknown; choose one of"),
+        ({"client": "clinic"}, "client = 'clinic' is no column; the columns are age, sex"),
+        ({"settings": {"lrr": 1}}, "lrr is not a training setting; did you mean lr"),
+    ],
+)
+def test_mistakes(patients: tuple, arguments: dict, message: str) -> None:
+    with pytest.raises(ft.InputError, match=message):
+        ft.FairClassifier(**arguments, **FAST).fit(*patients)
+    with pytest.raises(ft.InputError, match="X has 300 rows and y has 299"):
+        ft.FairClassifier(**FAST).fit(patients[0], patients[1][1:])
