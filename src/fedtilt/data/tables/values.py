@@ -180,7 +180,7 @@ def class_numbers(names: Sequence[str], classes: Sequence[str]) -> dict[str, int
     """The class of each label that has one: of the same name, or else of the same meaning as yes or no.
 
     >>> class_numbers(["JA", "no"], ["no", "yes"]), class_numbers(["ill"], ["well", "ill"])
-    ({'JA': 1, 'no': 0}, {'ill': 1})
+    ({'no': 0, 'JA': 1}, {'ill': 1})
     """
     meanings = yes_no_values(classes) if len(classes) == 2 else None
     number = {meaning: classes.index(name) for name, meaning in (meanings or {}).items()}
