@@ -266,7 +266,7 @@ def measure(name: str, case: Case, precisions: list[str], with_pfl: bool) -> lis
         runs["pfl"] = lambda: measure_pfl(case)
     rows = []
     for label, run in runs.items():
-        row: dict[str, Any] = {"case": name, "implementation": label, "rounds": case.rounds}
+        row: dict[str, Any] = {"case": name, "title": case.title, "implementation": label, "rounds": case.rounds}
         row |= run()
         rows.append(row)
         seconds = row["round_seconds"]

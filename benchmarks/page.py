@@ -17,8 +17,8 @@ from benchmarks.options import make_parser
 
 TEMPLATE = Path(__file__).parent / "benchmarks.template.md"
 KINDS = (
-    "rounds", "scale", "scale-cuda", "memory", "aggregation", "gpu", "gpu_recipes", "audit-digits", "audit-mnist",
-    "audit-fashion-mnist", "audit-clients", "tuning", "tuning-cost-cpu", "tuning-cost-cuda", "attacks",
+    "rounds", "scale", "scale-cuda", "memory", "aggregation", "gpu", "gpu_recipes", "others", "audit-digits",
+    "audit-mnist", "audit-fashion-mnist", "audit-clients", "tuning", "tuning-cost-cpu", "tuning-cost-cuda", "attacks",
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ def sections(records: Mapping[str, Record]) -> dict[str, str]:
         "aggregation": _aggregation(records.get("aggregation")),
         "gpu": _gpu(records.get("gpu")),
         "gpu_recipes": _gpu_recipes(records.get("gpu_recipes")),
+        "others": _others(records.get("others")),
     }
 
 
@@ -128,6 +129,24 @@ def _aggregation(record: Record | None) -> str:
         "A tilted aggregation of 100 models of 1,000,000 parameters, in units of its lower bound, their mean and one "
         f"float32 Gram product: {ratios}.\n\n{machine_text(record)}.\n"
     )
+
+
+def _others(record: Record | None) -> str:
+    if record is None:
+        return not_recorded("PYTHONPATH=src python -m benchmarks.others")
+    theirs = {row["case"]: row["round_seconds"] for row in record["rows"] if row["implementation"] == "pfl"}
+    rows = [["benchmark", "", "milliseconds per round", "all its rounds", "first round", "speed-up over pfl"]]
+    for row in record["rows"]:
+        seconds, name = row["round_seconds"], row["implementation"]
+        is_compared = row["case"] in theirs and name != "pfl"
+        rows.append(
+            [
+                row["title"], f"**{name}**" if name != "pfl" else name, f"{1e3 * seconds:,.1f}",
+                f"{row['rounds']:,} rounds: {seconds * row['rounds'] / 60:,.1f} min",
+                f"{row['first_round_seconds']:.1f} s", f"{theirs[row['case']] / seconds:.0f} ×" if is_compared else "",
+            ]
+        )  # fmt: skip
+    return f"{machine_text(record)}.\n\n{markdown_table(rows)}"
 
 
 def _gpu(record: Record | None) -> str:

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtilt.devices import upload
+
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
@@ -49,7 +51,7 @@ Key = int | Tensor  # of a stream or, by row of the result, of several
 
 def as_tensor(keys: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
     """Keys as one tensor, int64."""
-    return torch.tensor([to_signed(key) for key in keys], dtype=torch.int64).to(device)
+    return upload(torch.tensor([to_signed(key) for key in keys], dtype=torch.int64), device)
 
 
 def bits(key: Key, shape: Sequence[int], device: torch.device | str = "cpu", rows: Tensor | None = None) -> Tensor:
@@ -121,7 +123,7 @@ def permutations_of_each(
     if len(keys) == 1:
         return permutations(keys[0], count, sizes[0], device)
     owner, position = owners_and_positions(sizes, device)
-    rows = torch.arange(count, device=device)[:, None] * torch.tensor(sizes).to(device)[owner] + position
+    rows = torch.arange(count, device=device)[:, None] * upload(torch.tensor(sizes), device)[owner] + position
     values = mix((rows + 1) * to_signed(_GOLDEN) + as_tensor(keys, device)[owner])
     order = values.argsort(dim=1, stable=True)
     order = order.gather(1, owner[order].argsort(dim=1, stable=True))  # by owner, and of each by its values
@@ -134,10 +136,11 @@ def owners_and_positions(sizes: Sequence[int], device: torch.device | str = "cpu
     >>> owners_and_positions([3, 2])
     (tensor([0, 0, 0, 1, 1]), tensor([0, 1, 2, 0, 1]))
     """
-    counts = torch.tensor(sizes, dtype=torch.int64)
-    owner = torch.repeat_interleave(torch.arange(len(sizes)), counts)
-    position = torch.arange(len(owner)) - (counts.cumsum(0) - counts)[owner]
-    return owner.to(device), position.to(device)
+    counts = np.asarray(sizes, dtype=np.int64)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    position = np.arange(len(owner)) - (counts.cumsum() - counts)[owner]
+    both = upload(torch.from_numpy(np.stack([owner, position])), device)
+    return both[0], both[1]
 
 
 def choose(key: int, size: int, count: int) -> list[int]:

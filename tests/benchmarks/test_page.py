@@ -72,10 +72,24 @@ def test_the_pages_and_figures_match_the_records_of_one_version() -> None:
 
 def test_without_records_the_page_names_the_commands() -> None:
     page = render_page({})
-    assert page.count("Not recorded yet") == 11
+    assert page.count("Not recorded yet") == 12
     assert "run `make bench`" in page
     assert "Not recorded yet" in attacks.render(None)
     assert figures({}) == {}
+
+
+def test_benchmarks_of_others_have_the_speed_up_over_pfl_in_the_same_run() -> None:
+    def row(name: str, case: str, seconds: float) -> dict[str, Any]:
+        return {
+            "case": case, "title": f"The {case}", "implementation": name, "rounds": 1500, "round_seconds": seconds,
+            "first_round_seconds": 4.0,
+        }  # fmt: skip
+
+    rows = [row("fedtilt, tf32", "a", 0.02), row("pfl", "a", 0.5), row("fedtilt, tf32", "b", 0.1)]
+    page = render_page(by_kind(record("others", rows=rows)))
+    assert table_row(page, "The a | **fedtilt")[2:] == ["20.0", "1,500 rounds: 0.5 min", "4.0 s", "25 ×"]
+    assert table_row(page, "The a | pfl")[2:] == ["500.0", "1,500 rounds: 12.5 min", "4.0 s", ""]
+    assert table_row(page, "The b")[-1] == ""
 
 
 def test_a_table_has_the_median_round_the_speed_up_and_the_share_of_the_peak() -> None:

@@ -35,7 +35,8 @@ def test_two_sites_whose_tables_differ(tmp_path: Path) -> None:
         change_rows(table, lambda n, row, wards=wards: [wards[n % len(wards)] if n else "ward", *row])
     change_rows(tables[1], lambda _, row: row[::-1])
     cluster = LocalCluster(home=tmp_path / "cluster", tls=False)
-    cluster.up(timeout=0, node_config={site: {"data": str(table)} for site, table in enumerate(tables)})
+    cluster.node_config = {site: {"data": str(table)} for site, table in enumerate(tables)}
+    cluster.up(timeout=0)
 
     def deploy(out: Path, last_file: str) -> str:
         config = {"out": str(out), "quorum": 1.0, "join-quorum": 1.0, "set": "\n".join(settings)}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedtilt import checks, seeds
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.inputs import Inputs
+from fedtilt.devices import upload
 from fedtilt.errors import InputError
 
 KINDS = ("none", "corruptions", "gaussian", "flips")
@@ -263,7 +264,8 @@ def _replace(values: Tensor, rows: Tensor, is_outlier: Tensor, changed: Tensor) 
 
 def _flip(y: Tensor, owner: Tensor, rank: Tensor, classes: Sequence[Tensor], key: seeds.Key) -> Tensor:
     """Change each label to another of its client's classes, all with equal probability; a single class stays."""
-    counts = torch.tensor([len(of_client) for of_client in classes]).clamp(min=1).to(y.device)[owner]
+    counts = torch.tensor([len(of_client) for of_client in classes]).clamp(min=1)
+    counts = upload(counts, y.device)[owner]
     table = nn.utils.rnn.pad_sequence(list(classes), batch_first=True, padding_value=2**31)  # after all classes
     step = 1 + seeds.integers(key, (len(y),), (counts - 1).clamp(min=1), y.device, rank)
     place = torch.searchsorted(table[owner], y[:, None])[:, 0] if len(classes) > 1 else torch.searchsorted(table[0], y)

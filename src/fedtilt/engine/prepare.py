@@ -264,6 +264,12 @@ def make_executor(prepared: PreparedRun, notice: Callable[[str], None]) -> Execu
             "leave it out or set it to 0"
         )
     if workers == 0:
-        return InProcessExecutor(training, device, settings.precision, settings.stack_size)
+        is_secret = settings.privacy is not None and settings.privacy.randomness == "secret"
+        ahead = backend == "stacked" and not is_secret
+
+        def selected(round: int) -> list[int]:
+            return settings.selected(round, federation.clients) if round <= settings.rounds else []
+
+        return InProcessExecutor(training, device, settings.precision, settings.stack_size, selected if ahead else None)
     jobs = example_jobs(prepared.methods, prepared.net, prepared.parts, settings, federation)
     return ForkedExecutor(training, workers, jobs)

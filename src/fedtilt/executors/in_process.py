@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedtilt import seeds
 from fedtilt.data import Federation
 from fedtilt.data.inputs import Inputs, split
+from fedtilt.devices import upload
 from fedtilt.training import BACKENDS, Batches, LocalJob, Trained, make_batches, stacked
 from fedtilt.training.local_job import batch_bounds
 
@@ -68,8 +69,8 @@ class BatchSettings:
         if counts != sizes:
             starts = torch.tensor(sizes).cumsum(0) - torch.tensor(sizes)
             owner, position = seeds.owners_and_positions(counts)
-            start = starts[owner].to(device)
-            rows, order = start + order[0, start + position.to(device)], position.to(device)[None]
+            start, position = upload(starts[owner], device), upload(position, device)
+            rows, order = start + order[0, start + position], position[None]
         x, y = federation.train(clients, seed=self.seed, round=round, device=device, rows=rows)
         groups = federation.train_groups(clients, device=device)
         weights = federation.train_weights(clients, device=device)
@@ -123,6 +124,9 @@ def _bounds(samples: int, batch_size: int, last_batch: str, used: int) -> Tensor
     return torch.tensor([bound for bound in batch_bounds(samples, batch_size, last_batch) if bound <= used])
 
 
+_BYTES_AHEAD = 2**30  # of samples, at most, that are on the device before their round
+
+
 class ClientTraining(NamedTuple):
     """What clients train, on which data and how; the same for every executor."""
 
@@ -169,13 +173,22 @@ class InProcessExecutor:
         device: where to train
         precision: of matrix products on CUDA
         stack_size: clients that the stacked backend trains together; None: all
+        selected: the clients of a round, whose batches are made while the device still trains the round before; None:
+            they are made when the round begins
     """
 
     on_nodes = False
 
     def __init__(
-        self, training: ClientTraining, device: torch.device, precision: str, stack_size: int | None = None
+        self,
+        training: ClientTraining,
+        device: torch.device,
+        precision: str,
+        stack_size: int | None = None,
+        selected: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
+        self._selected = selected
+        self._ahead: tuple[object, dict[int, Batches]] = (None, {})  # batches that were made ahead, and for what
         self._federation, self._model, self._device = training.federation.to(device), training.model, device
         self._batch_settings = training.batch_settings
         self._stack_size = stack_size if training.backend == "stacked" else 1
@@ -186,14 +199,41 @@ class InProcessExecutor:
         selected, size = list(jobs), self._stack_size or len(jobs)
         for clients in (selected[i : i + size] for i in range(0, len(selected), size)):
             of_group = {client: jobs[client] for client in clients}
-            batches = self._batch_settings.of_clients(self._federation, round, of_group, self._device)
+            batches = self._batches(round, of_group)
             group_jobs = [job for client in clients for job in jobs[client]]
             group_batches = [batches[client] for client in clients for _ in jobs[client]]
             with one_thread(self._device):
                 trained = iter(self._train(self._model, group_jobs, group_batches))
+            if len(clients) == len(jobs):
+                self._make_ahead(round + 1, jobs, batches)
             for client in clients:
                 yield client, [next(trained) for _ in jobs[client]]
+
+    def _batches(self, round: int, jobs: Mapping[int, Sequence[LocalJob]]) -> dict[int, Batches]:
+        (made_for, batches), self._ahead = self._ahead, (None, {})
+        if made_for == _needs(round, jobs):
+            return batches
+        return self._batch_settings.of_clients(self._federation, round, jobs, self._device)
+
+    def _make_ahead(self, round: int, jobs: Mapping[int, Sequence[LocalJob]], batches: Mapping[int, Batches]) -> None:
+        """Make the batches of a round as if its jobs were as long as these; if they are not, they are made again."""
+        x = next(iter(batches.values())).x
+        bytes_of_one = sum(t[:1].nbytes for t in (x.values() if isinstance(x, dict) else (x,)))
+        size = bytes_of_one * sum(data.y.shape[0] for data in batches.values())
+        if self._selected is None or size > _BYTES_AHEAD:
+            return
+        like = next(iter(jobs.values()))
+        coming = dict.fromkeys(self._selected(round), like)
+        made = self._batch_settings.of_clients(self._federation, round, coming, self._device)
+        self._ahead = _needs(round, coming), made
 
     def close(self) -> None:
         """Release the buffers of the stacked backend."""
         stacked.clear_cache()
+
+
+def _needs(round: int, jobs: Mapping[int, Sequence[LocalJob]]) -> object:
+    """What the batches of these clients depend on."""
+    return round, {
+        client: [(j.epochs, j.steps, j.measures_loss) for j in of_client] for client, of_client in jobs.items()
+    }

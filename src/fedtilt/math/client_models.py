@@ -17,6 +17,7 @@ from fedtilt.math import gram_solvers
 
 BLOCK_BYTES = 512 * 2**20  # of a block, all clients together
 _CHUNK_BYTES = 16 * 2**20
+_CUDA_CHUNK_BYTES = 512 * 2**20  # no cache to stay in, and a few large operations in place of many
 _FAR_RATIO = 1e4  # of squared distances; above it more than four of 16 digits cancel
 
 
@@ -125,6 +126,8 @@ def _chunk_width(clients: int, chunk_bytes: int | None = None) -> int:
 
 def column_chunks(models: Tensor, chunk_bytes: int | None = None) -> Iterator[slice]:
     """Slices of columns, small enough that a float64 copy of them for all clients stays in the cache."""
+    if models.is_cuda and chunk_bytes is None:
+        chunk_bytes = _CUDA_CHUNK_BYTES
     width = _chunk_width(len(models), chunk_bytes)
     for left in range(0, models.shape[1], width):
         yield slice(left, left + width)
@@ -166,11 +169,11 @@ def combine(models: ClientModels, p: Tensor) -> Tensor:
 
 
 def _combine(block: Tensor, p: Tensor) -> Tensor:
-    base = int(p.argmax())
+    base = block.index_select(0, p.argmax()[None].to(block.device))[0]  # its number stays on the device
     p = p.to(block.device, block.dtype)
     out = block.new_empty(block.shape[1])
     for columns in column_chunks(block):
-        out[columns] = block[base, columns] + p @ (block[:, columns] - block[base, columns])
+        out[columns] = base[columns] + p @ (block[:, columns] - base[columns])
     return out
 
 

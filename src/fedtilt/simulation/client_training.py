@@ -1,6 +1,6 @@
 """The clients of one round: their jobs, the trained models, and their states."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -30,17 +30,30 @@ def merge_equal(server: Mapping[str, Tensors]) -> dict[str, Tensors]:
     return {method: {name: merge(t) for name, t in tensors.items()} for method, tensors in server.items()}
 
 
-def plan_client(
-    prepared: PreparedRun, server: Mapping[str, Tensors], client_states: ClientStates, client: int, round: int
-) -> dict[str, dict[str, LocalJob]]:
-    """The client's jobs for every method."""
-    plans = {}
+Plans = dict[int, dict[str, dict[str, LocalJob]]]  # client → method → its jobs
+
+
+def plan_clients(
+    prepared: PreparedRun,
+    server: Mapping[str, Tensors],
+    client_states: ClientStates,
+    clients: Sequence[int],
+    round: int,
+) -> Plans:
+    """The jobs of these clients for every method; those without a state have the same."""
+    plans: Plans = {client: {} for client in clients}
     for m in prepared.methods:
-        kept = client_states.get((m.name, client), fetch=False)
-        plans[m.name] = plan(
-            m, server[m.name], kept, parts=prepared.parts, settings=prepared.settings, round=round,
-            group=prepared.federation.group, net=prepared.net,
-        )  # fmt: skip
+        without_state: dict[str, LocalJob] | None = None
+        for client in clients:
+            kept = client_states.get((m.name, client), fetch=False)
+            jobs = None if kept else without_state
+            if jobs is None:
+                jobs = plan(
+                    m, server[m.name], kept, parts=prepared.parts, settings=prepared.settings, round=round,
+                    group=prepared.federation.group, net=prepared.net,
+                )  # fmt: skip
+                without_state = without_state if kept else jobs
+            plans[client][m.name] = jobs
     return plans
 
 

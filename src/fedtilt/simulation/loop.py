@@ -32,7 +32,7 @@ from fedtilt.executors.in_process import Executor, one_thread
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.parts import Tensors
-from fedtilt.simulation.client_training import merge_equal, plan_client, store_states, train_clients
+from fedtilt.simulation.client_training import merge_equal, plan_clients, store_states, train_clients
 from fedtilt.simulation.round import Round
 from fedtilt.storage.releases import Releases
 from fedtilt.training.precision import fp32_deterministic
@@ -184,7 +184,7 @@ def _run_round(
 
     # 2. plan their local jobs
     server = merge_equal(state.server)
-    plans = {client: plan_client(prepared, server, state.client_states, client, number) for client in selected}
+    plans = plan_clients(prepared, server, state.client_states, selected, number)
 
     # 3. train
     updates, kept, audited = train_clients(prepared, plans, executor, number, state.client_states, collector)

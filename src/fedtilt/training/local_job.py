@@ -184,7 +184,7 @@ class Batches:
         """Samples of the largest batch."""
         return int(np.diff(self.bounds.numpy()).max(initial=0))
 
-    @property
+    @functools.cached_property
     def per_epoch(self) -> int:
         """Batches per epoch."""
         return len(self.bounds) - 1
@@ -263,8 +263,8 @@ def distinct_jobs(jobs: list[LocalJob]) -> tuple[list[LocalJob], list[int]]:
     distinct: list[LocalJob] = []
     indices = []
     for job in jobs:
-        if job.identity not in index_of:
-            index_of[job.identity] = len(distinct)
+        index = index_of.setdefault(job.identity, len(distinct))
+        if index == len(distinct):
             distinct.append(job)
-        indices.append(index_of[job.identity])
+        indices.append(index)
     return distinct, indices

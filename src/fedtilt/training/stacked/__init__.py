@@ -143,8 +143,9 @@ def _split_into_stacks(jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> 
     stacks are then the same in every round, and each is compiled once.
     """
     by_length: dict[Recipe, dict[tuple[int | None, int | None], list[int]]] = {}
+    recipes = {id(job): Recipe.of(job) for job in {id(job): job for job in jobs}.values()}
     for i, job in enumerate(jobs):
-        by_length.setdefault(Recipe.of(job), {}).setdefault((job.epochs, job.steps), []).append(i)
+        by_length.setdefault(recipes[id(job)], {}).setdefault((job.epochs, job.steps), []).append(i)
     stacks: list[list[int]] = []
     for lengths in by_length.values():
         longest = {length: max(batches[i].steps(jobs[i]) for i in indices) for length, indices in lengths.items()}

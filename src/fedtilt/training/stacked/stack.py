@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedtilt import seeds
 from fedtilt.data.inputs import Inputs
+from fedtilt.devices import upload
 from fedtilt.math.losses import cross_entropy
 from fedtilt.training.local_job import Batches, LocalJob, Trained
 from fedtilt.training.precision import fp32_deterministic
@@ -44,7 +45,7 @@ class StackSizes(NamedTuple):
             clients=len({id(data) for data in batches}),
             samples=_round_up(max(len(data.y) for data in batches)),
             batches=_round_up(max(data.steps(job) for job, data in zip(jobs, batches, strict=True))),
-            batch_size=max(data.size for data in batches),
+            batch_size=_largest_batch(batches),
             inputs=tuple((name, tuple(t.shape[1:]), _stored(t.dtype)) for name, t in _named(batches[0].x).items()),
             model_buffers=0 if jobs[0].buffers is None else len(jobs[0].buffers),
             target_type=batches[0].y.dtype,
@@ -66,6 +67,11 @@ def _named(x: Inputs) -> dict[str, Tensor]:
 
 def _stored(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.is_floating_point else dtype
+
+
+def _largest_batch(batches: Sequence[Batches]) -> int:
+    """Samples of the largest batch; clients with as many samples share their bounds."""
+    return max(data.size for data in {id(data.bounds): data for data in batches}.values())
 
 
 def _round_up(count: int) -> int:
@@ -96,10 +102,10 @@ def kernel_net(
 def _batch_indices(clients: Sequence[Batches], steps: int, device: torch.device) -> Tensor:
     """The samples of every step of every client, (steps, C, batch size), −1 for padding and after its last epoch."""
     bounds = nn.utils.rnn.pad_sequence([data.bounds for data in clients], batch_first=True)  # (C, batches + 1)
-    position = bounds[:, :-1, None] + torch.arange(max(data.size for data in clients))
-    position = torch.where(position < bounds[:, 1:, None], position, -1).to(device)  # (C, batches, size)
+    position = bounds[:, :-1, None] + torch.arange(_largest_batch(clients))
+    position = upload(torch.where(position < bounds[:, 1:, None], position, -1), device)  # (C, batches, size)
     epochs, samples = zip(*(data.order.shape for data in clients), strict=True)
-    sizes = torch.tensor([epochs, samples, [data.per_epoch for data in clients]]).to(device)
+    sizes = upload(torch.tensor([epochs, samples, [data.per_epoch for data in clients]]), device)
     first = (sizes[0] * sizes[1]).cumsum(0) - sizes[0] * sizes[1]  # where a client's order begins
     step = torch.arange(steps, device=device)[:, None]
     epoch = step // sizes[2]  # (steps, C)
@@ -193,7 +199,7 @@ class Stack:
             (b.first_steps, [job.first_epochs * data.per_epoch * job.repeats
                              for job, data in zip(jobs, batches, strict=True)]),
         ):  # fmt: skip
-            column.copy_(torch.tensor(values, dtype=column.dtype))
+            column.copy_(upload(torch.tensor(values, dtype=column.dtype), column.device))
         self._load_models(b.theta, [job.start for job in jobs])
         self._load_models(b.anchor[: len(anchors)], list(anchors.values()))
         if self._recipe.special.has_drift:
@@ -229,7 +235,7 @@ class Stack:
         arranged = rows.new_zeros(len(distinct), rows.shape[1])
         arranged[:, self._parameter_index] = torch.stack(list(distinct.values()))
         number = {key: i for i, key in enumerate(distinct)}
-        index = torch.tensor([number[id(model)] for model in models], device=rows.device)
+        index = upload(torch.tensor([number[id(model)] for model in models]), rows.device)
         torch.index_select(arranged, 0, index, out=rows)
 
     def _run(self, steps: int) -> None:

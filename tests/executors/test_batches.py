@@ -1,0 +1,105 @@
+"""The batches of several clients are made together, and a round ahead: those of each are the same as alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedtilt as ft
+from fedtilt.attacks.attack import AttackedFederation
+from fedtilt.devices import as_rows, upload
+from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
+from fedtilt.models import parameters_to_vector
+from fedtilt.training import LocalJob
+
+CPU = torch.device("cpu")
+SETTINGS = BatchSettings(seed=3, epochs=2, batch_size=9, last_batch="even")
+
+
+def random_federation(outliers: str = "none", **settings: object) -> ft.Federation:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (700, 1, 8, 8), generator=rng, dtype=torch.uint8)
+    y = torch.randint(0, 4, (700,), generator=rng)
+    data = ft.data.Dataset(
+        name="random", x_train=x[:500], y_train=y[:500], x_test=x[500:], y_test=y[500:], classes=4, image=True
+    )
+    return ft.Federation.build(
+        data, clients=9, partition="dirichlet", alpha=1.0, outliers=outliers, seed=1, **settings
+    )  # fmt: skip
+
+
+def make_job(start: Tensor, steps: int | None = None) -> LocalJob:
+    return LocalJob(start=start, anchor=start, prox=0.0, tau=0.0, lam=0.0, lr=0.1, steps=steps)
+
+
+@pytest.mark.parametrize("steps", [None, 2, 5])  # clients have one to ten batches
+@pytest.mark.parametrize(
+    ("outliers", "settings"),
+    [
+        ("none", {}),
+        ("corruptions", {}),
+        ("gaussian", {"outlier_clients": 0.5}),
+        ("flips", {}),
+        ("flips", {"outlier_flip_to": "any"}),
+        ("flips", {"outlier_flip_to": "nearest", "outlier_redraw": "once"}),
+    ],
+)
+@pytest.mark.parametrize("attacked", [False, True])
+def test_batches_of_clients_together_are_those_of_each(
+    outliers: str, settings: dict[str, object], steps: int | None, attacked: bool
+) -> None:
+    federation = random_federation(outliers, **settings)
+    if attacked:
+        federation = AttackedFederation.of(federation, ft.Attack(kind="backdoor", clients=("0", "3")), seed=0)
+    jobs = {client: [make_job(torch.zeros(1), steps)] for client in (0, 2, 3, 7, 8)}
+    jobs[2] = [replace(jobs[2][0], epochs=1, steps=None)]
+    together = SETTINGS.of_clients(federation, 4, jobs, CPU)
+    assert together.keys() == jobs.keys()
+    for client in jobs:
+        alone = SETTINGS.of_clients(federation, 4, {client: jobs[client]}, CPU)[client]
+        found = together[client]
+        for a, b in ((alone.x, found.x), (alone.y, found.y), (alone.order, found.order), (alone.bounds, found.bounds)):
+            assert torch.equal(a, b)
+        assert alone.key == found.key
+
+
+def test_batches_made_ahead_are_used_if_they_are_those_of_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation, model = random_federation(), nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    job, made = make_job(parameters_to_vector(model)), []
+    original = BatchSettings.of_clients
+
+    def of_clients(self, federation, round, jobs, device):
+        made.append((round, list(jobs)))
+        return original(self, federation, round, jobs, device)
+
+    monkeypatch.setattr(BatchSettings, "of_clients", of_clients)
+    training = ClientTraining(federation, model, "stacked", SETTINGS)
+    rounds = {1: [0, 4], 2: [1, 2], 3: [5, 6], 4: [0, 8]}
+    planned = {**rounds, 4: [7, 8], 5: []}  # another round 4 takes place
+    jobs_of = {
+        round: {client: [job if round != 3 else replace(job, epochs=1)] for client in clients}
+        for round, clients in rounds.items()
+    }
+    results = []
+    for selected in (None, planned.__getitem__):
+        executor = InProcessExecutor(training, CPU, "float32", selected=selected)
+        results.append([dict(executor.train(round, jobs)) for round, jobs in jobs_of.items()])
+    assert made[:4] == list(rounds.items())
+    # round 2 was made ahead; round 3 for longer jobs, and round 4 for another client: made again
+    assert made[4:] == [(1, [0, 4]), (2, [1, 2]), (3, [5, 6]), (3, [5, 6]), (4, [7, 8]), (4, [0, 8]), (5, [])]
+    for without, ahead in zip(*results, strict=True):
+        assert without.keys() == ahead.keys()
+        for client in without:
+            assert torch.equal(without[client][0].parameters, ahead[client][0].parameters)
+
+
+def test_rows_of_a_matrix_are_not_copied_and_others_are() -> None:
+    matrix = torch.arange(12.0).reshape(4, 3)
+    rows = list(matrix.unbind())
+    assert as_rows(rows[1:]).data_ptr() == rows[1].data_ptr()
+    assert torch.equal(as_rows(rows[1:]), matrix[1:])
+    for vectors in ([rows[0], rows[2]], rows[::-1], [rows[0], matrix[1].clone()], [matrix[:, 0], matrix[:, 1]]):
+        assert torch.equal(as_rows(vectors), torch.stack(vectors))
+        assert as_rows(vectors).data_ptr() != vectors[0].data_ptr()
+    assert torch.equal(upload(matrix, "cpu"), matrix)
