@@ -223,7 +223,8 @@ def _trained_run(
     if isinstance(recorder, RunFolder):  # not from memory: the results of many seeds would keep their models
         return partial(read_trained_run, recorder.folder.parent, fingerprint["train"]["seed"])
     server = {name: {key: tensor.cpu() for key, tensor in found.items()} for name, found in state.server.items()}
-    return partial(_run_in_memory, recorder, server, state.client_states, state.round, fingerprint)  # can be pickled
+    # no lambda: a result can be copied to another process
+    return partial(_run_in_memory, recorder, server, state.client_states, state.round, fingerprint)
 
 
 def _run_in_memory(

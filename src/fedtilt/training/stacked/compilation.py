@@ -89,7 +89,8 @@ def _prepare_triton() -> Iterator[None]:
 def _set_cache_folder() -> None:
     """Let torch keep compiled steps in a folder of the user's home, or of this process if others can write that one.
 
-    Torch reads pickles there. Its default is a folder in /tmp with a name that every user can guess, and make first.
+    Torch reads objects there that can run code. Its default is a folder in /tmp with a name that every user can guess,
+    and make first.
     """
     if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
         return
