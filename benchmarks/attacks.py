@@ -1,6 +1,6 @@
 """Every aggregation rule against every attack: accuracy of honest clients, next to the same run without attackers.
 
-python -m benchmarks.attacks                       # MNIST, 20 clients, 20 % of them attack; bench-results/attacks.json
+python -m benchmarks.attacks                       # MNIST and digits, 20 % attack; bench-results/attacks.json
 python -m benchmarks.attacks --quick               # digits, one attack, two rounds: seconds
 python -m benchmarks.page --record bench-results/attacks.json   # record the result and write docs/attacks.md
 
@@ -32,10 +32,18 @@ LARGEST_LOSS = 2.0  # points that a rule may lose and still withstands an attack
 LARGEST_SUCCESS = 10.0  # % of a backdoor that a rule withstands
 HIDDEN = (50,)  # of the network
 TRAIN = {"rounds": 30, "participation": 1.0, "epochs": 1, "batch_size": 32, "lr": 0.1}
-DIVISIONS = {
+DIVISIONS: dict[str, dict[str, Any]] = {
     "iid": {"clients": 20, "partition": "iid", "max_train": 500},
     "dirichlet": {"clients": 20, "partition": "dirichlet", "alpha": 1.0, "max_train": 500},
-}
+    "two classes": {
+        "data": "digits",
+        "clients": 15,
+        "classes_per_client": 2,
+        "train": {"epochs": 2, "batch_size": 10, "lr": 0.05},
+    },
+}  # of which "data" and "train" are in place of the others'
+
+SCREEN = 3.0  # of the rules that are screened, as in a deployment
 NONE = "none"
 ATTACKS = {
     NONE: None,
@@ -44,11 +52,19 @@ ATTACKS = {
     "alie, strongest": ft.Attack(kind="alie", share=SHARE, search=True),
     "ipm, strongest": ft.Attack(kind="ipm", share=SHARE, search=True),
     **{kind: ft.Attack(kind=kind, share=SHARE) for kind in KINDS if kind not in ("alie", "ipm")},
+    "label_flip × 2.9": ft.Attack(kind="label_flip", share=SHARE, strength=2.9),
 }
 
 
-def rules() -> list[ft.Method]:
-    """FedAvg with every rule and with the steps before a rule."""
+def rules(screened: bool) -> list[ft.Method]:
+    """FedAvg with every rule and with the steps before a rule; those that are screened, or those that are not."""
+    nnm, trimmed = NNM(SHARE), TrimmedMean(SHARE)
+    if screened:
+        return [
+            ft.fedavg(name="screened"),
+            ft.fedavg(name="screened, median", aggregator="median"),
+            ft.fedavg(name="screened, nnm + trimmed_mean", before=[nnm], aggregator=trimmed),
+        ]
     return [
         ft.fedavg(name="mean"),
         ft.fedavg(name="norm_clipped", aggregator="norm_clipped"),
@@ -60,8 +76,14 @@ def rules() -> list[ft.Method]:
         ft.fedavg(name="multi_krum", aggregator=MultiKrum(SHARE)),
         ft.fedavg(name="bulyan", aggregator=Bulyan(SHARE)),
         ft.fedavg(name="fltrust", aggregator="fltrust"),
-        ft.fedavg(name="nnm + trimmed_mean", before=[NNM(SHARE)], aggregator=TrimmedMean(SHARE)),
-        ft.fedavg(name="nnm + geometric_median", before=[NNM(SHARE)], aggregator="geometric_median"),
+        ft.fedavg(name="nnm + trimmed_mean", before=[nnm], aggregator=trimmed),
+        ft.fedavg(name="nnm + geometric_median", before=[nnm], aggregator="geometric_median"),
+        ft.fedavg(name="clipping + nnm + trimmed_mean", before=["clipping", nnm], aggregator=trimmed),
+        ft.fedavg(name="clipping + multi_krum", before=["clipping"], aggregator=MultiKrum(SHARE)),
+        ft.fedavg(name="momentum, centered_clipping", client_momentum=0.9, aggregator="centered_clipping"),
+        ft.fedavg(name="momentum, nnm + trimmed_mean", client_momentum=0.9, before=[nnm], aggregator=trimmed),
+        ft.methods.foundationfl(name="foundation + median"),
+        ft.methods.foundationfl(name="foundation + trimmed_mean", aggregator=trimmed),
         ft.fedavg(name="bucketing + geometric_median", before=["bucketing"], aggregator="geometric_median"),
     ]
 
@@ -72,17 +94,22 @@ def measure_rules(data: str, train: Mapping[str, Any], case: Case) -> Case:
     The accuracy of a rule that diverges is None.
     """
     seed, attack = case["seed"], ATTACKS[case["attack"]]
-    federation = ft.Federation.build(ft.data.load(data), seed=seed, **DIVISIONS[case["division"]])
+    division = dict(DIVISIONS[case["division"]])
+    data, train = division.pop("data", data), {**train, **division.pop("train", {})}
+    federation = ft.Federation.build(ft.data.load(data), seed=seed, **division)
     model = partial(ft.models.mlp, hidden=HIDDEN)
     run = partial(ft.run, federation=federation, model=model, seed=seed, attack=attack, eval_every=train["rounds"])
-    methods, diverged = rules(), []
-    while True:
-        try:
-            result = run(methods, workers=0, **train)
-            break
-        except Diverged as error:
-            diverged += error.methods
-            methods = [m for m in methods if m.name not in diverged]
+    results: dict[str, Any] = {}
+    diverged: list[str] = []
+    for screened in (False, True):
+        methods = rules(screened)
+        while methods:
+            try:
+                results |= run(methods, workers=0, screen=SCREEN if screened else None, **train).items()
+                break
+            except Diverged as error:
+                diverged += error.methods
+                methods = [m for m in methods if m.name not in diverged]
     attackers = ft.Attack(kind="alie", share=SHARE).attackers(federation.client_names, seed)
     honest = [n for n in range(federation.clients) if n not in attackers]
     found = {name: {"accuracy": None} for name in diverged} | {
@@ -90,7 +117,7 @@ def measure_rules(data: str, train: Mapping[str, Any], case: Case) -> Case:
             "accuracy": round(compute_metrics(r.sums[honest], r.total[honest]).accuracy, 2),
             **({} if r.attack_success is None else {"success": round(r.attack_success, 2)}),
         }
-        for name, r in result.items()
+        for name, r in results.items()
     }
     return case | {"rules": found}
 
@@ -135,11 +162,18 @@ def render(record: dict[str, Any] | None) -> str:
             rows.append([rule, f"{without:.1f}", *(_cell(by_rule[rule]) for by_rule in lost.values()), *of_backdoor])
         seeds = sorted({len(values) for by_rule in lost.values() for values in by_rule.values()})
         network = {"hidden units": ", ".join(map(str, record["hidden"]))}
-        shown = {**settings, **record["train"], **network, "seeds": " or ".join(map(str, seeds))}
+        own = {key: value for key, value in settings.items() if key not in ("data", "train")}
+        shown = {
+            **own,
+            **record["train"],
+            **settings.get("train", {}),
+            **network,
+            "seeds": " or ".join(map(str, seeds)),
+        }
         setting = ", ".join(f"{key} {value}" for key, value in shown.items())
         parts += [
             f"### {division}",
-            f"{record['data']}: {setting}.",
+            f"{settings.get('data', record['data'])}: {setting}.",
             markdown_table(rows).strip(),
             _summary(lost, success),
         ]

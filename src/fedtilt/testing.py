@@ -1,6 +1,7 @@
 """Check a method of your own: what every built-in method holds too, as scikit-learn's `check_estimator` does."""
 
 import contextlib
+import dataclasses
 import importlib.util
 import logging
 import tempfile
@@ -13,21 +14,25 @@ import torch
 from torch import Tensor
 
 from fedtilt.data import Federation, load
-from fedtilt.engine.client import finish, plan
+from fedtilt.engine.client import ClientUpdate, finish, plan
 from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.prepare import PreparedRun, prepare
+from fedtilt.engine.server import server_update
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import client_state_like, initial_server, messages_of
 from fedtilt.errors import InputError
 from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.methods import Method, ditto, fedavg
+from fedtilt.methods.aggregators import FLTrust
 from fedtilt.methods.method import COMPONENTS
 from fedtilt.models import mlp
+from fedtilt.parts import Tensors
 from fedtilt.simulation.loop import simulate_prepared
 from fedtilt.storage.run_folder import RunFolder
 from fedtilt.toml_text import format_toml
 
 _CLIENTS, _ROUNDS = 4, 3
+_MOST_OF_A_LIE = 10.0  # times the length that is usual
 _SPEC: dict[str, dict[str, Any]] = {
     "data": {"name": "digits"},
     "clients": {"count": _CLIENTS, "partition": "dirichlet", "alpha": 1.0, "max_train": 24},
@@ -42,7 +47,8 @@ def check_method(method: Method, *, deployment: bool | None = None) -> None:
 
     It is trained on a few clients for a few rounds. Checked: bit-identical twice, in worker processes, beside other
     methods, and when it is resumed after every round; finite models; state of the declared names and shapes; nothing
-    undeclared is sent; and the simulator and a deployment end with the same state.
+    undeclared is sent; with screening, a client that lies beside its model moves the server by a bounded length; and
+    the simulator and a deployment end with the same state.
 
     Args:
         method: the method
@@ -58,6 +64,7 @@ def check_method(method: Method, *, deployment: bool | None = None) -> None:
     for round in range(1, _ROUNDS):
         _same(f"resumed after round {round}", method, alone, _train(method, resume_after=round))
     _check_messages(method)
+    _check_lies(method)
     if deployment if deployment is not None else importlib.util.find_spec("flwr") is not None:
         _check_deployment(method)
 
@@ -126,22 +133,59 @@ def _check_states(method: Method, states: States) -> None:
             _hold(finite, method, f"{name!r} of the {owner} is not finite")
 
 
+def _first_updates(prepared: PreparedRun, server: Tensors) -> dict[int, ClientUpdate]:
+    """What all clients send after the first round."""
+    (method,), parts, settings, net = prepared.methods, prepared.parts, prepared.settings, prepared.net
+    federation, updates = prepared.federation, {}
+    training = ClientTraining(federation, net, prepared.backend.name, BatchSettings.of(settings))
+    executor = InProcessExecutor(training, prepared.device, "float32")
+    for client in range(_CLIENTS):
+        jobs = plan(method, server, {}, parts=parts, settings=settings, round=1, group=federation.group, net=net)
+        ((_, results),) = executor.train(1, {client: list(jobs.values())})
+        rows = len(federation.train_index[client])
+        updates[client], _ = finish(
+            method, jobs, dict(zip(jobs, results, strict=True)), {}, parts=parts, settings=settings, rows=rows,
+            samples=rows, net=net,
+        )  # fmt: skip
+    return updates
+
+
 def _check_messages(method: Method) -> None:
     """What one client sends after its round is what its components declare."""
     prepared = _prepared([method])
-    parts, settings, net, federation = prepared.parts, prepared.settings, prepared.net, prepared.federation
-    server = initial_server(method, parts, _CLIENTS, net)
-    jobs = plan(method, server, {}, parts=parts, settings=settings, round=1, group=federation.group, net=net)
-    training = ClientTraining(federation, net, prepared.backend.name, BatchSettings.of(settings))
-    ((_, results),) = InProcessExecutor(training, prepared.device, "float32").train(1, {0: list(jobs.values())})
-    trained = dict(zip(jobs, results, strict=True))
-    rows = len(federation.train_index[0])
-    update, _ = finish(
-        method, jobs, trained, {}, parts=parts, settings=settings, rows=rows, samples=rows, net=net
-    )  # fmt: skip
-    declared = messages_of(method, parts, _CLIENTS, net).to_server
-    found = {name: tuple(tensor.shape) for name, tensor in update.tensors.items()}
+    server = initial_server(method, prepared.parts, _CLIENTS, prepared.net)
+    declared = messages_of(method, prepared.parts, _CLIENTS, prepared.net).to_server
+    sent = _first_updates(prepared, server)[0].tensors
+    found = {name: tuple(tensor.shape) for name, tensor in sent.items()}
     _hold(found == dict(declared), method, f"a client sends {found}; declared is {dict(declared)}")
+
+
+def _check_lies(method: Method) -> None:
+    """With screening, one client that lies beside its model moves the server by a bounded length.
+
+    Its lie is a million times what it should send, or a loss of 1e30. Trusted messages are not screened.
+    """
+    prepared = _prepared([method])
+    server = initial_server(method, prepared.parts, _CLIENTS, prepared.net)
+    updates = _first_updates(prepared, server)
+    trusting = [p.kind for p in (method.correction, method.training) if p is not None and p.messages == "trusted"]
+    lies = {name: t if name.partition(".")[0] in trusting else 1e6 * t + 1e6 for name, t in updates[0].tensors.items()}
+    declared = dict.fromkeys(updates[0].declared, 1e30)
+    if (not lies and not declared) or isinstance(method.aggregator, FLTrust):  # which needs a root set
+        return
+    settings = dataclasses.replace(prepared.settings, screen=3.0)
+    lying = {**updates, 0: updates[0]._replace(tensors=lies, declared=declared)}
+    honest, attacked = (
+        server_update(method, server, each, settings, clients=_CLIENTS).state for each in (updates, lying)
+    )
+    for name, tensor in attacked.items():
+        if not name.startswith("screening."):
+            length, usual = float(tensor.double().norm()), float(honest[name].double().norm())
+            _hold(
+                length <= _MOST_OF_A_LIE * (usual + 1), method,
+                f"one client that lies beside its model makes {name!r} of the server {length:.3g} long, and it is "
+                f"{usual:.3g} without the lie; let the component use what it is given, (C, …), as means over clients",
+            )  # fmt: skip
 
 
 def _check_deployment(method: Method) -> None:

@@ -5,10 +5,11 @@ import torch
 from torch import Tensor
 
 import fedtilt as ft
-from fedtilt.attacks.screening import screen
+from fedtilt.attacks.screening import Screened, screen
 from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.server import server_update
 from fedtilt.engine.settings import TrainSettings
+from fedtilt.math.robust import geometric_median
 from fedtilt.simulation import loop
 
 W = torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -29,31 +30,101 @@ def test_updates_of_one_kind_pass_unchanged() -> None:
     assert screened.slot["lengths"].tolist() == pytest.approx([1.01**0.5])
 
 
-def test_a_long_update_is_clipped_and_a_longer_one_refused() -> None:
-    before = updates(*HONEST, [0.0, 4.0, 0.0, 0.0], [700.0, 0.0, 0.0, 0.0])
+def test_a_long_update_is_clipped_and_a_much_longer_one_rejected() -> None:
+    screened = screen({"parameters": W}, updates(*HONEST[:2], [0.0, 4.0, 0.0, 0.0]), 3.0, {})
+    reference = 1.01**0.5  # the median of three lengths
+    assert (screened.updates[2].parameters - W).norm() == pytest.approx(reference)
+    assert screened.bounded == {2: "sent an update 3.98 times as long as the median: clipped"}
+    screened = screen({"parameters": W}, updates(*HONEST[:2], [700.0, 0.0, 0.0, 0.0]), 3.0, {})
+    assert screened.rejected == {2: "sent an update 697 times as long as the median"}
+    assert list(screened.updates) == [0, 1]
+
+
+def test_an_update_far_from_the_others_is_moved_back() -> None:
+    """Its length is ordinary: what stands out is the distance from the geometric median of all, in median distances."""
+    before = updates(*HONEST, [1.0, 0.0, -0.1, 0.0], [-1.0, 0.0, 0.0, 0.0])
     screened = screen({"parameters": W}, before, 3.0, {})
-    reference = 1.01**0.5  # the median of five lengths
-    assert (screened.updates[3].parameters - W).norm() == pytest.approx(3 * reference)
-    assert screened.bounded == {3: "sent an update 3.98 times as long as the median: it was clipped"}
-    assert screened.rejected == {4: "sent an update 697 times as long as the median"}
-    assert list(screened.updates) == [0, 1, 2, 3]
+    assert screened.rejected == {}
+    assert list(screened.bounded) == [4]
+    assert "times as far from the others as the median: clipped" in screened.bounded[4]
+    steps = torch.stack([u.parameters - W for u in before.values()])
+    centre = geometric_median(steps)
+    radius = (steps - centre).norm(dim=1).median()
+    torch.testing.assert_close((screened.updates[4].parameters - W - centre).norm(), radius, rtol=1e-4, atol=1e-4)
+    assert all(screened.updates[n].parameters is before[n].parameters for n in range(4))
 
 
-def test_earlier_rounds_are_a_reference_where_a_round_has_two_updates() -> None:
+def test_two_clients_have_no_majority_and_steps_are_bounded_by_the_shorter_and_by_history() -> None:
     pair = updates(HONEST[0], [1e30, 0.0, 0.0, 0.0])
-    assert screen({"parameters": W}, pair, 3.0, {}).rejected == {}  # which of the two is right?
-    earlier = {"lengths": torch.tensor([1.0, 1.1, 0.9])}
-    screened = screen({"parameters": W}, pair, 3.0, earlier)
-    assert list(screened.rejected) == [1]
-    assert screened.slot["lengths"].tolist() == pytest.approx([1.0, 1.1, 0.9, 1.01**0.5])
+    screened = screen({"parameters": W}, pair, 3.0, {})
+    assert screened.rejected == {}
+    assert (screened.updates[1].parameters - W).norm() == pytest.approx(1.01**0.5, rel=1e-5)
+    screened = screen({"parameters": W}, pair, 3.0, {"lengths": torch.tensor([0.3, 0.3, 0.3])})
+    assert list(screened.bounded) == [0, 1]  # both are longer than three times what the model usually moves
+    assert (screened.updates[1].parameters - W).norm() == pytest.approx(0.3, rel=1e-5)
+    assert screened.slot["lengths"].tolist() == pytest.approx([0.3, 0.3, 0.3, 1.01**0.5])
 
 
-def test_an_update_against_all_others_is_refused_if_these_agree() -> None:
+def _rounds(*steps: list[float], rounds: int, **keywords: int) -> list[Screened]:
+    """The same updates in several rounds; what is remembered is passed on through float tensors, as a checkpoint is."""
+    found, slot = [], dict[str, Tensor]()
+    for _ in range(rounds):
+        found.append(screen({"parameters": W}, updates(*steps), 3.0, slot, **keywords))
+        slot = {name: tensor.clone() for name, tensor in found[-1].slot.items()}
+    return found
+
+
+def test_a_client_that_works_against_the_others_is_rejected_after_three_rounds() -> None:
+    """Nobody is rejected for one round, and none is if the others do not agree."""
     opposed = [-1.0, 0.0, 0.0, 0.0]
-    screened = screen({"parameters": W}, updates(*HONEST, opposed), 3.0, {})
-    assert screened.rejected == {3: "sent an update that points away from the others (cosine -1.00)"}
-    different = updates([1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], opposed)
-    assert screen({"parameters": W}, different, 3.0, {}).rejected == {}
+    rounds = _rounds(*HONEST, opposed, rounds=4)
+    assert [list(r.rejected) for r in rounds] == [[], [], [3], [3]]
+    assert "against the others for several rounds (agreement -1.00)" in rounds[-1].rejected[3]
+    different = [[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], opposed]
+    assert all(r.rejected == {} for r in _rounds(*different, rounds=6))
+    slot = dict(rounds[-1].slot)
+    for _ in range(60):  # it trains as the others do: its agreement is positive again
+        last = screen({"parameters": W}, updates(*HONEST, HONEST[0]), 3.0, slot)
+        slot = last.slot
+    assert last.rejected == {}
+
+
+def test_a_late_client_counts_its_own_rounds() -> None:
+    slot = _rounds(*HONEST, rounds=5, clients=4)[-1].slot
+    rejected = []
+    for _ in range(3):
+        screened = screen({"parameters": W}, updates(*HONEST, [-1.0, 0.0, 0.0, 0.0]), 3.0, slot)
+        slot = screened.slot
+        rejected.append(list(screened.rejected))
+    assert rejected == [[], [], [3]]
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_no_more_clients_are_rejected_than_may_be_bad(bad: int) -> None:
+    """Two colluders and a third one stand out; those beyond the share are bounded, not rejected."""
+    against = [[-1.0, 0.1, 0.0, 0.0], [-1.0, 0.0, 0.0, 0.0], [1e4, 0.0, 0.0, 0.0]]
+    honest = [*HONEST, [1.0, 0.0, -0.1, 0.0], [1.0, 0.0, 0.0, 0.1], [1.0, 0.0, 0.0, -0.1]]
+    last = _rounds(*honest, *against, rounds=5, bad=bad)[-1]
+    assert len(last.rejected) == bad
+    assert set(last.rejected) <= {6, 7, 8}
+    assert set(last.rejected) | set(last.bounded) == {6, 7, 8}
+
+
+def test_colluders_exclude_no_more_honest_clients_than_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of ten send the mean of the honest ones times −2.9, whatever the direction of the others."""
+    generator = torch.Generator().manual_seed(0)
+    w, slot = torch.zeros(50), dict[str, Tensor]()
+    common = torch.randn(50, generator=generator)
+    for spread in (0.3, 1.0, 3.0):
+        for _ in range(8):
+            steps = common + spread * torch.randn(10, 50, generator=generator)
+            steps[8:] = -2.9 * steps[:8].mean(0)
+            screened = screen(
+                {"parameters": w}, {n: ClientUpdate(step, 10) for n, step in enumerate(steps)}, 3.0, slot, bad=2
+            )
+            slot = screened.slot
+            assert len(screened.rejected) <= 2
+            assert set(screened.rejected) <= {8, 9}
 
 
 def test_a_model_sent_back_and_a_claim_of_samples() -> None:
@@ -63,6 +134,49 @@ def test_a_model_sent_back_and_a_claim_of_samples() -> None:
     assert screened.rejected == {3: "sent the model back as it received it"}
     assert screened.bounded == {0: "claimed 10000000 samples, of which 30 count"}
     assert screened.updates[0].samples == 30
+
+
+def test_losses_are_bounded_by_what_the_others_declare() -> None:
+    losses = [1.0, 1.2, 1.5, 1e30]
+    before = {n: u._replace(declared={"loss": losses[n]}) for n, u in updates(*HONEST, HONEST[0]).items()}
+    screened = screen({"parameters": W}, before, 3.0, {})
+    assert [screened.updates[n].declared["loss"] for n in range(4)] == [1.0, 1.2, 1.5, 1.5]
+    assert screened.bounded == {3: "declared a loss of 1e+30, of which 1.5 counts"}
+    losses[3] = 2.9  # within 1.5 + 3 · (1.5 − 1)
+    before = {n: u._replace(declared={"loss": losses[n]}) for n, u in before.items()}
+    assert screen({"parameters": W}, before, 3.0, {}).bounded == {}
+    loose = screen({"parameters": W}, before, 1e40, {})
+    assert all(loose.updates[n] is before[n] for n in before)
+
+
+def test_what_components_send_is_bounded_too() -> None:
+    """A tensor of the model's size becomes the geometric median, any other is clipped to the median length."""
+    honest = [[1.0, 0.2, 0.0, 0.0], [1.0, 0.0, 0.1, 0.0], [0.9, 0.0, 0.0, 0.1]]
+    control = torch.tensor([*honest, [-2.9, 0.0, 0.0, 0.0]])
+    traces = torch.tensor([[1.0], [2.0], [3.0], [1e9]])
+    before = {
+        n: u._replace(tensors={"correction.control": control[n], "training.trace": traces[n]})
+        for n, u in updates(*HONEST, HONEST[0]).items()
+    }
+    screened = screen({"parameters": W}, before, 3.0, {}, bad=0)
+    assert list(screened.bounded) == [3]
+    assert "sent 'control' 28.3 times as far from the others as the median: clipped" in screened.bounded[3]
+    assert "sent 'trace' 5e+08 times as long as the median: clipped" in screened.bounded[3]
+    torch.testing.assert_close(
+        screened.updates[3].tensors["correction.control"], geometric_median(control), rtol=1e-3, atol=1e-3
+    )
+    assert screened.updates[3].tensors["training.trace"].tolist() == [2.0]
+    assert screened.updates[0] is before[0]
+    assert list(screen({"parameters": W}, before, 3.0, {}).rejected) == [3]  # 5e8 times is gross
+    trusted = screen({"parameters": W}, before, 3.0, {}, trusted=["correction.control", "training.trace"])
+    assert trusted.bounded == trusted.rejected == {}
+
+
+def test_a_tensor_of_one_client_where_the_others_send_nothing_counts_nothing() -> None:
+    sent = torch.tensor([[0.0], [0.0], [0.0], [1e30]])
+    before = {n: u._replace(tensors={"training.mean": sent[n]}) for n, u in updates(*HONEST, HONEST[0]).items()}
+    screened = screen({"parameters": W}, before, 3.0, {}, bad=0)
+    assert screened.updates[3].tensors["training.mean"].tolist() == [0.0]
 
 
 def test_averaged_buffers_are_compared_too() -> None:
@@ -84,11 +198,11 @@ def test_averaged_buffers_are_compared_too() -> None:
     for poison in ([1e30, 0.1, 5.0], [0.3, 30.0, 5.0], [0.3, 0.1, 1e9]):
         screened = screen(server, sent(*honest, poison), 3.0, {})
         assert list(screened.rejected) == [4]
-        assert "sent buffers that changed" in screened.rejected[4]
+        assert "sent a change of" in screened.rejected[4]
     screened = screen(server, sent(*honest, [0.3, 1.5, 5.0]), 3.0, {})  # the median of the lengths is 0.316
-    assert screened.bounded == {4: "sent buffers that changed 4.84 times as much as the median: clipped"}
+    assert screened.bounded == {4: "sent a change of statistics 4.84 times as long as the median: clipped"}
     step = screened.updates[4].buffers - buffers
-    assert step[:2].norm() == pytest.approx(3 * 0.1**0.5)
+    assert step[:2].norm() == pytest.approx(0.1**0.5)
     assert step[2] == 5
 
 

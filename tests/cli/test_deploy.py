@@ -45,6 +45,12 @@ def test_a_new_project_is_complete_and_trains(tmp_path: Path) -> None:
     assert result["fedtilt"].accuracy > 85
 
 
+def test_a_new_project_has_a_majority_or_says_that_it_has_none(tmp_path: Path) -> None:
+    assert "majority" not in deploy("new", tmp_path / "three")
+    assert "count = 3 " in (tmp_path / "three/spec.toml").read_text()
+    assert "note   two sites have no majority" in deploy("new", tmp_path / "two", "--sites", 2)
+
+
 def test_a_project_reads_a_sites_own_table(tmp_path: Path) -> None:
     deploy("new", tmp_path / "mine")
     (tmp_path / "table.csv").write_text("dose,diagnosis\n" + "".join(f"{n},{'ab'[n % 2]}\n" for n in range(40)))
@@ -203,7 +209,7 @@ def check_log(folder: Path, metrics: Path) -> None:
 @pytest.mark.slow
 def test_from_a_new_project_to_two_trained_sites_over_tls(tmp_path: Path) -> None:
     project = tmp_path / "mine"
-    deploy("new", project)
+    deploy("new", project, "--sites", 2)
     assert "over TLS, with registered keys" in deploy("up", project)
     try:
         with pytest.raises(ft.InputError, match="a local cluster is running"):

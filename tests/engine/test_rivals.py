@@ -109,7 +109,8 @@ def test_a_corrected_optimum_of_quadratics_is_a_fixed_point(correction: Correcti
         models.append(theta)
         sent.append(update)
     aggregated = torch.stack(models).mean(0)
-    new, after = correction.server_step(ServerStep(aggregated, w, torch.stack(models), sent, server, 2))
+    means = {name: torch.stack([each[name] for each in sent]).mean(0) for name in correction.sends}
+    new, after = correction.server_step(ServerStep(aggregated, w, aggregated - w, means, server, 2, 2))
     close(new, w)
     assert after.keys() == server.keys()
     close(after[of_server], torch.zeros(1))

@@ -64,7 +64,7 @@ def collude(round: int) -> Tamper:
     def tamper(reply: Message, site: int, at_round: int) -> list[Message]:
         if reply.metadata.message_type == "train" and at_round == round:
             for name, array in list(reply.content["arrays"].items()):
-                reply.content["arrays"][name] = Array(array.numpy() + np.float32(0.27))
+                reply.content["arrays"][name] = Array(array.numpy() + np.float32(0.16))
         return [reply]
 
     return tamper

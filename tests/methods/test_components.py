@@ -456,7 +456,8 @@ def test_every_component_of_the_server_keeps_its_own_slot_alone(monkeypatch: pyt
         assert all(torch.equal(server[name], before[name]) for name in server)  # a state is never changed in place
         server = after
         assert {slot: slot_of(server, slot)["count"].max().item() for slot in SLOTS} == dict.fromkeys(SLOTS, rounds)
-    assert server.keys() == {"parameters", "screening.lengths", *(f"{slot}.count" for slot in SLOTS)}
+    screening = {f"screening.{name}" for name in ("lengths", "agreement", "suspected")}
+    assert server.keys() == {"parameters", *screening, *(f"{slot}.count" for slot in SLOTS)}
     assert len(Counting.seen) == len(SLOTS)
     assert all(names == [["count"]] * 2 for names in Counting.seen.values())  # nobody is given another's
 
@@ -478,7 +479,7 @@ def test_what_others_remember_is_neither_seen_nor_restored() -> None:
     assert weights[2] > weights[1] > weights[0] or weights[2] == 1
     assert server.keys() == {
         "parameters", "weighting.weights", "correction.control", "optimizer.momentum", "optimizer.second_moment",
-        "screening.lengths", "audit.distances",
+        "screening.lengths", "screening.agreement", "screening.suspected", "audit.distances",
     }  # fmt: skip
 
 

@@ -37,13 +37,15 @@ KINDS = {  # what attackers do, and the paper
     "arXiv 1902.06156)",
     "ipm": "send the honest mean times −strength: inner product manipulation (Xie et al., UAI 2019, arXiv 1903.03936)",
     "mimic": "all send the update of the same honest client (Karimireddy et al., ICLR 2022, arXiv 2006.09365)",
-    "label_flip": "train on labels that are all wrong: class k becomes k + 1 (Tolpegin et al., 2020, arXiv 2007.08432)",
+    "label_flip": "train on labels that are all wrong, class k becomes k + 1 (Tolpegin et al., 2020, arXiv "
+    "2007.08432), and send their update times strength",
     "backdoor": "train on images with a white square in a corner and the target class (Gu et al., BadNets, 2017, arXiv "
     "1708.06733), and send their update times strength (Bagdasaryan et al., AISTATS 2020, arXiv 1807.00459)",
 }
 POISONING = ("label_flip", "backdoor")
 STRENGTH = {
-    "sign_flip": 1.0, "scale": 10.0, "gaussian": 1.0, "same_value": 1.0, "alie": 1.5, "ipm": 2.0, "backdoor": 1.0,
+    "sign_flip": 1.0, "scale": 10.0, "gaussian": 1.0, "same_value": 1.0, "alie": 1.5, "ipm": 2.0, "label_flip": 1.0,
+    "backdoor": 1.0,
 }  # fmt: skip
 _POISONED = 0.5
 
@@ -63,7 +65,8 @@ class Attack:
     )
     strength: float | None = setting(
         None,
-        "a factor of the update (sign_flip, scale, backdoor) or of the honest mean (ipm), standard deviations (alie) "
+        "a factor of the update (sign_flip, scale, label_flip, backdoor) or of the honest mean (ipm), standard "
+        "deviations (alie) "
         f"or a value (gaussian, same_value); default: {', '.join(f'{k} {v:g}' for k, v in STRENGTH.items())}",
         gt=0,
         example=1.5,

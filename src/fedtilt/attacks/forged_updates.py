@@ -1,4 +1,4 @@
-"""What attackers send in place of their updates.
+"""What attackers send in place of their updates, and of what the components of a method send beside them.
 
 An update is u_n = w_n − w. Attackers know the updates of the honest clients of the round (ALIE, IPM, mimic); if no
 honest client takes part, they use their own instead. With `search`, ALIE and IPM send what moves the result furthest.
@@ -48,7 +48,7 @@ def forge(
     """
     received = rule.round.received
     bad = sorted(client for client in updates if client in attackers)
-    if not bad or round < attack.from_round or attack.kind == "label_flip":
+    if not bad or round < attack.from_round or (attack.kind in POISONING and attack.strength == 1):
         return dict(updates)
     honest = [client for client in sorted(updates) if client not in attackers] or bad
     known = torch.stack([updates[client].parameters for client in honest]) - received  # (H, P)
@@ -62,12 +62,17 @@ def forge(
         common = received + (base + strength * direction)
     forged = dict(updates)
     for client in bad:
-        sent = common
+        key = seeds.key(seed, "attack/noise", round=round, client=client)
+        own, sent = updates[client], common
         if sent is None:
-            key = seeds.key(seed, "attack/noise", round=round, client=client)
-            own = updates[client].parameters - received
-            sent = received + forged_update(attack.kind, own, known, strength, key)
-        forged[client] = updates[client]._replace(parameters=sent)
+            sent = received + forged_update(attack.kind, own.parameters - received, known, strength, key)
+        messages = {  # what components send is forged in the same way
+            name: forged_update(
+                attack.kind, tensor, torch.stack([updates[n].tensors[name] for n in honest]), strength, key
+            )
+            for name, tensor in own.tensors.items()
+        }
+        forged[client] = own._replace(parameters=sent, tensors=messages)
     return forged
 
 
@@ -88,7 +93,7 @@ def forged_update(kind: str, own: Tensor, honest: Tensor, strength: float, key: 
     match kind:
         case "sign_flip":
             return -strength * own
-        case "scale" | "backdoor":
+        case "scale" | "label_flip" | "backdoor":
             return strength * own
         case "gaussian":
             return strength * seeds.normal(key, own.shape, own.device).to(own.dtype)
@@ -97,7 +102,7 @@ def forged_update(kind: str, own: Tensor, honest: Tensor, strength: float, key: 
         case "alie" | "ipm" | "mimic":
             base, direction = _line(kind, honest)
             return base + strength * direction
-    raise ValueError(f"{kind!r} is not an attack on updates; {', '.join(POISONING)} poison data")
+    raise ValueError(f"{kind!r} is not an attack")
 
 
 def _line(kind: str, honest: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,12 +23,14 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train the sa
 @app.command()
 def new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
-    sites: Annotated[int, typer.Option(help="The number of sites.")] = 2,
+    sites: Annotated[int, typer.Option(help="The number of sites; of two, nobody knows which one is wrong.")] = 3,
 ) -> None:
     """Write a small Flower project for your data and model."""
     from fedtilt.flower.deploy.project import write_project
 
     write_project(folder, sites)
+    if sites == 2:
+        echo("note   two sites have no majority: screening cannot tell which one is wrong, and bounds steps alone")
     echo(f"wrote  {folder}: name your target column and the model in {folder / 'spec.toml'}; README.md says more")
     echo(f"next   fedtilt deploy up {folder}")
 

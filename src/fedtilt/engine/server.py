@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fedtilt.attacks.screening import screen
+from fedtilt.attacks.screening import screen, tolerated_count
 from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import slot_of, with_slot
@@ -17,8 +17,8 @@ from fedtilt.executors.sharded_models import stack_models
 from fedtilt.math.aggregate import tilted
 from fedtilt.math.client_models import ClientModels
 from fedtilt.methods import Method, ServerRound, ServerStep
-from fedtilt.methods.component import Slot, check_slot, check_tensor
-from fedtilt.methods.run_checks import check_models
+from fedtilt.methods.component import Component, Slot, check_slot, check_tensor
+from fedtilt.methods.run_checks import check_models, tolerant_parts
 from fedtilt.parts import Tensors
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
 
@@ -44,7 +44,7 @@ class RoundRule:
             received=server["parameters"], clients=list(updates), population=population, selected=selected, round=round,
             seed=settings.seed, lr=method.rates(settings.lr, None)[0] * settings.lr_factor(round), losses=losses,
             samples=torch.tensor([update.samples for update in updates.values()], dtype=torch.float64), root=root,
-            sent=sent_by_training(method, updates),
+            sent=sent_to(method.training, updates),
         )  # fmt: skip
         before = {name: tensor.cpu() for name, tensor in slot_of(server, "weighting").items()}  # as the losses are
         weights, slot = method.weighting.weights(given, before)
@@ -93,13 +93,24 @@ class RoundRule:
         models, rule = self.prepare(models)
         return rule.apply(models)
 
+    def combine_messages(self, messages: Tensor) -> Tensor:
+        """One message of those that the clients sent beside their models, (C, …) → (…); see `Aggregator`."""
+        rule = self.method.aggregator
+        return rule.combine_messages(messages.reshape(len(messages), -1), self.round).reshape(messages.shape[1:])
 
-def sent_by_training(method: Method, updates: Mapping[int, ClientUpdate]) -> dict[str, Tensor]:
-    """What `training` sent beside the models, by name, each (C, …)."""
-    if method.training is None or not updates:
+
+def sent_to(component: Component | None, updates: Mapping[int, ClientUpdate]) -> dict[str, Tensor]:
+    """What the clients sent beside their models for a component, by name, each (C, …)."""
+    if component is None or not updates:
         return {}
-    sent = [slot_of(u.tensors, "training") for u in updates.values()]
+    sent = [slot_of(u.tensors, component.kind) for u in updates.values()]
     return {name: torch.stack([tensors[name] for tensors in sent]) for name in sent[0]}
+
+
+def _trusted_tensors(method: Method, updates: Mapping[int, ClientUpdate]) -> list[str]:
+    """The names of tensors that the components of a method trust."""
+    trusting = [p.kind for p in (method.correction, method.training) if p is not None and p.messages == "trusted"]
+    return sorted({name for u in updates.values() for name in u.tensors if name.partition(".")[0] in trusting})
 
 
 class ServerUpdate(NamedTuple):
@@ -148,7 +159,12 @@ def server_update(
     if settings.audit and mechanism is None and len(updates) > 1:
         state = with_slot(state, "audit", add_distances(slot_of(server, "audit"), updates))
     if settings.screen and updates:
-        screened = screen(server, updates, settings.screen, slot_of(server, "screening"))
+        bad_shares = [part.bad_share for part in tolerant_parts(method)]
+        screened = screen(
+            server, updates, settings.screen, slot_of(server, "screening"), clients=population,
+            bad=tolerated_count(bad_shares, selected), trusted=_trusted_tensors(method, updates),
+            robust=method.aggregator.is_robust,
+        )  # fmt: skip
         updates, bounded = screened.updates, screened.bounded
         rejected |= screened.rejected
         state = with_slot(state, "screening", screened.slot)
@@ -171,15 +187,19 @@ def server_update(
             state = with_slot(state, name, slot)
         if method.correction is not None:
             assert isinstance(models, Tensor)  # `uses_shards` is for methods without
+            sent = sent_to(method.correction, updates)
             step = ServerStep(
-                aggregated=aggregated, received=received, models=models, slot=slot_of(server, "correction"),
-                sent=[slot_of(u.tensors, "correction") for u in updates.values()], population=population,
+                aggregated=aggregated, received=received, slot=slot_of(server, "correction"), population=population,
+                update=aggregated - received if method.aggregator.is_robust else (models - received).mean(0),
+                sent={name: rule.combine_messages(tensor) for name, tensor in sent.items()}, clients=len(updates),
             )  # fmt: skip
             aggregated, slot = method.correction.server_step(step)
             state = with_slot(state, "correction", check_slot(method.correction, "its slot", slot, step.slot))
         if method.training is not None:
-            before = slot_of(server, "training")
-            slot = method.training.server_step(rule.round.sent, rule.round, before)
+            before, sent = slot_of(server, "training"), dict(rule.round.sent)
+            if method.aggregator.is_robust and method.training.messages == "aggregated":
+                sent = {name: rule.combine_messages(tensor).expand_as(tensor) for name, tensor in sent.items()}
+            slot = method.training.server_step(sent, rule.round, before)
             state = with_slot(state, "training", check_slot(method.training, "the slot of the server", slot, before))
     state["parameters"] = aggregated
     optimizer = method.optimizer or settings.server_optimizer

@@ -9,7 +9,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedtilt.data import Schema
-from fedtilt.data.tables.merge import merge, misfits
+from fedtilt.data.tables.merge import describe_site, extra_columns, merge, misfits, outliers
 from fedtilt.data.tables.summary import SiteSummary
 from fedtilt.errors import InputError
 from fedtilt.files import first_difference, read_json
@@ -28,15 +28,17 @@ def agree_on_schema(
     """The schema of all sites: the `known` one of the project if it is complete, else with what their summaries add.
 
     A site that sends no summary, or one that fits neither the project's schema nor the other sites, is named in the
-    log and skipped. Raises if fewer sites remain than the policy requires to join.
+    log and skipped, and so is one whose numbers would move those of all too far. Raises if fewer sites remain than the
+    policy requires to join.
     """
     if known.is_complete:
         return known
     summaries, skipped = _ask(sites, grid, policy, site_keys)
-    while reasons := misfits([summaries[site] for site in sorted(summaries)], known):
-        for name, reason in reasons.items():
-            skipped[int(name)] = reason
-            del summaries[int(name)]
+    for find in (misfits, outliers):
+        while reasons := find([summaries[site] for site in sorted(summaries)], known):
+            for name, reason in reasons.items():
+                skipped[int(name)] = reason
+                del summaries[int(name)]
     for site, reason in sorted(skipped.items()):
         _log.warning("no summary of site %d is used: it %s", site, reason)
     required = max(1, policy.required_to_join(sites))
@@ -45,7 +47,11 @@ def agree_on_schema(
             f"{len(summaries)} of {sites} sites agree on a schema and {'all' if required == sites else required} must",
             {site: skipped[site] for site in range(sites) if site not in summaries},
         )
-    schema = merge([summaries[site] for site in sorted(summaries)], known)
+    used = [summaries[site] for site in sorted(summaries)]
+    for column, having in extra_columns(used, known).items():
+        named = " and ".join(map(describe_site, having))
+        _log.warning("column %r of %s is no feature: most sites lack it", column, named)
+    schema = merge(used, known)
     _check(schema)
     _log.info(
         "%d of %d sites agree on a schema: %d inputs, %s",

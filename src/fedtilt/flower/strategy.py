@@ -31,6 +31,7 @@ from fedtilt.storage.releases import Releases
 from fedtilt.toml_text import format_toml
 
 _log = logging.getLogger("flwr")
+_MOST_TESTS = 100  # test samples of a site for each of its training samples
 
 
 class FedTiltStrategy(Strategy):
@@ -65,6 +66,7 @@ class FedTiltStrategy(Strategy):
         self._requested: dict[int, int] = {}  # site → node, of the requests in flight
         self._selected: list[int] = []  # sites that take part in this round
         self._mechanism = GaussianMechanism.of(settings, info.sites, parts)
+        self._training_samples: dict[int, int | float] = {}  # of sites, in their last round
         self._releases = Releases(None)
         self._server: Tensors = initial_server(method, parts, info.sites, net)
         self._jumps = JumpCheck(settings.screen or 0.0, 0, self._server["parameters"])
@@ -169,6 +171,7 @@ class FedTiltStrategy(Strategy):
             self.membership.reject(f"site {site}", reason)
             del accepted[site]
         self._record_participation(round, accepted, rejected, missing)
+        self._training_samples |= {site: update.samples for site, update in accepted.items()}
         mechanism = self._mechanism and self._mechanism.for_round(round)
         updated = server_update(
             self.method, self._server, accepted, self.settings, mechanism, selected=len(self._selected), round=round,
@@ -240,10 +243,17 @@ class FedTiltStrategy(Strategy):
         return self._record_evaluation(round, replies) if self.settings.evaluates(round) else None
 
     def _decode_evaluation(self, round: int, reply: Message) -> EvaluationReply:
-        """Decode a reply; test samples that are not those of the site's first evaluation are rejected."""
+        """Decode a reply; test samples that are not those of the site's first evaluation are rejected.
+
+        So are many times more than its training samples, unless these are sums of weights.
+        """
         classes, of_numbers = len(self._info.class_names), self._info.target is not None
         decoded = decode_evaluation_reply(reply, round, classes, self.policy.max_samples, of_numbers=of_numbers)
-        first = self._test_samples.setdefault(self.membership.site_of(reply.metadata.src_node_id), decoded.total)
+        site, tests = self.membership.site_of(reply.metadata.src_node_id), int(decoded.total.sum())
+        training = None if site is None else self._training_samples.get(site)
+        if isinstance(training, int) and tests > _MOST_TESTS * training:
+            raise RejectedReply(f"claims {tests} test samples, and {training} training samples")
+        first = self._test_samples.setdefault(site, decoded.total)
         if not torch.equal(first, decoded.total):
             now, before = int(decoded.total.sum()), int(first.sum())
             raise RejectedReply(f"claims {now} test samples and had {before} before, or other classes")

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from fedtilt.checks import number
@@ -23,6 +24,7 @@ class Aggregator(Component):
 
     kind: ClassVar[str] = "aggregator"
     takes_weights: ClassVar[bool] = False  # whether it uses the weights of clients
+    is_robust: ClassVar[bool] = False  # whether a minority of bad clients moves its result by a bounded length
     needs_losses: ClassVar[bool] = False  # whether clients declare the loss of the model that they receive
     by_blocks: ClassVar[bool] = False  # whether it works on `BlockedModels`, a block of columns at a time
     by_coordinate: ClassVar[bool] = (
@@ -45,11 +47,19 @@ class Aggregator(Component):
         """The aggregated model of a rule without state; see `fedtilt.math`."""
         raise InputError(f"aggregator {self.label!r} has no aggregate(models, round, slot); write one")
 
+    def combine_messages(self, messages: Tensor, round: ServerRound) -> Tensor:
+        """One message (M,) of those of the clients (C, M): by the rule if it is robust, else their mean."""
+        if not self.is_robust:
+            return messages.mean(0)
+        around = replace(round, received=torch.zeros_like(messages[0]), root=None, weights=None)
+        return self.aggregate(messages, around, self.init(messages[0], round.population))[0]
+
 
 @dataclass(frozen=True)
 class Tolerant(Aggregator):
     """A rule that tolerates a share of bad clients."""
 
+    is_robust: ClassVar[bool] = True
     function: ClassVar[Callable[..., Tensor]]  # of the models and the share
     bad_share: float = setting(0.1, "share of bad clients that it tolerates", ge=0, lt=0.5)
 
@@ -62,6 +72,7 @@ class Tolerant(Aggregator):
 class Clipped(Aggregator):
     """A rule that clips updates to a length."""
 
+    is_robust: ClassVar[bool] = True
     by_coordinate: ClassVar[bool] = False
     function: ClassVar[Callable[..., Tensor]]  # of the models, the received one and the radius
     radius: float | None = setting(
@@ -70,6 +81,10 @@ class Clipped(Aggregator):
 
     def _combine(self, models: Any, round: ServerRound) -> Tensor:
         return type(self).function(models, round.received, self.radius)
+
+    def combine_messages(self, messages: Tensor, round: ServerRound) -> Tensor:
+        """With the median length: the radius is of updates."""
+        return type(self).function(messages, torch.zeros_like(messages[0]), None)
 
 
 @dataclass(frozen=True)
@@ -146,6 +161,7 @@ class Median(Aggregator):
     """
 
     rule: ClassVar[str] = "median"
+    is_robust: ClassVar[bool] = True
     takes_weights: ClassVar[bool] = True
     by_blocks: ClassVar[bool] = True
 
@@ -161,6 +177,7 @@ class GeometricMedian(Aggregator):
     """
 
     rule: ClassVar[str] = "geometric_median"
+    is_robust: ClassVar[bool] = True
     takes_weights: ClassVar[bool] = True
     by_blocks: ClassVar[bool] = True
     by_coordinate: ClassVar[bool] = False
@@ -257,12 +274,17 @@ class FLTrust(Aggregator):
     """
 
     rule: ClassVar[str] = "fltrust"
+    is_robust: ClassVar[bool] = True
     by_coordinate: ClassVar[bool] = False
     root_samples: int = setting(100, "clean samples on the server, which trains on them in every round", ge=1)
 
     def _combine(self, models: Any, round: ServerRound) -> Tensor:
         assert round.root is not None
         return robust.fltrust(models, round.received, round.root)
+
+    def combine_messages(self, messages: Tensor, round: ServerRound) -> Tensor:
+        """Their geometric median: the root set gives no message to compare with."""
+        return robust.geometric_median(messages)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,12 @@ from fedtilt.errors import InputError
 from fedtilt.math.mixing import mix
 
 Slot = Mapping[str, Tensor]  # what a component remembers
+# what the server gives a component of the tensors that clients send beside their models; all are checked to be finite
+MESSAGES = {
+    "aggregated": "bounded by the screening; beside a robust rule, every client's is what the rule makes of all",
+    "bounded": "bounded by the screening, client by client",
+    "trusted": "as they are sent: not beside a robust rule",
+}
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class Component(NamedSettings):
 
     key: ClassVar[str] = "rule"
     kind: ClassVar[str] = ""  # the field of `Method` that takes it
+    messages: ClassVar[str] = "aggregated"  # one of `MESSAGES`, of a component to which clients send something
 
     @property
     def source(self) -> Any:

@@ -2,9 +2,11 @@
 
 Clients whose data differs move the shared model towards their own optimum while they train. A correction estimates that
 drift. All its vectors are (S,), the shared parameters.
+
+On the server a correction is given means over the clients, which a robust rule of the method makes itself: it never
+sees what one client sent.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -30,11 +32,12 @@ class ServerStep(NamedTuple):
     """What a correction knows on the server."""
 
     aggregated: Tensor  # (S,) the result of the aggregation rule
-    received: Tensor  # (S,) the shared parameters that the clients received
-    models: Tensor  # (C, S) the clients' w_n
-    sent: Sequence[Slot]  # what each of them sent
+    received: Tensor  # (S,) the shared parameters w that the clients received
+    update: Tensor  # (S,) the mean of the clients' w_n − w; with a robust rule, aggregated − w
+    sent: Slot  # the mean of what they sent; with a robust rule, what it makes of that
     slot: Slot  # of the server
-    population: int  # how many clients there are, N
+    clients: int  # how many sent an update, C
+    population: int  # how many there are, N
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,8 @@ class Scaffold(Correction):
 
     def server_step(self, step: ServerStep) -> tuple[Tensor, Slot]:
         """C moves by the mean change over all clients, those that did not take part with 0."""
-        change = sum((sent["control"] for sent in step.sent), start=step.received.new_zeros(()))
-        return step.aggregated, {"control": step.slot["control"] + change / step.population}
+        share = step.clients / step.population
+        return step.aggregated, {"control": step.slot["control"] + share * step.sent["control"]}
 
 
 @dataclass(frozen=True)
@@ -126,8 +129,7 @@ class FedDyn(Correction):
 
     def server_step(self, step: ServerStep) -> tuple[Tensor, Slot]:
         """The aggregated model minus h / alpha, and h."""
-        moved = (step.models - step.received).sum(0) / step.population
-        dual = step.slot["dual"] - self.alpha * moved
+        dual = step.slot["dual"] - self.alpha * step.clients / step.population * step.update
         return step.aggregated - dual / self.alpha, {"dual": dual}
 
 

@@ -22,7 +22,7 @@ from fedtilt.methods import (
 from fedtilt.methods import weightings as weighting_rules
 from fedtilt.methods.aggregators import Aggregator
 from fedtilt.methods.before import Before
-from fedtilt.methods.component import Component, is_component
+from fedtilt.methods.component import MESSAGES, Component, is_component
 from fedtilt.methods.corrections import Correction
 from fedtilt.methods.functions import FUNCTIONS, function_component
 from fedtilt.methods.local_parts import Local
@@ -223,6 +223,19 @@ class Method:
             raise InputError(
                 f"aggregator {self.aggregator.label!r} of method {name!r} takes no weights: use weighting = 'equal'"
             )
+        for part in (self.correction, self.training):
+            if part is None:
+                continue
+            if part.messages not in MESSAGES:
+                raise InputError(
+                    f"messages of {part.label!r} must be one of {', '.join(MESSAGES)}, got {part.messages!r}"
+                )
+            if part.messages == "trusted" and self.aggregator.is_robust:
+                raise InputError(
+                    f"{part.kind} {part.label!r} of method {name!r} trusts what clients send, so aggregator "
+                    f"{self.aggregator.label!r} protects from none of them; declare messages = 'aggregated' or "
+                    "'bounded', or use aggregator = 'mean'"
+                )
         labels = [step.label for step in self.before]
         for step in self.before:
             if labels.count(step.label) > 1:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedtilt.data import Column, Schema, table
-from fedtilt.data.tables.merge import merge, misfits
+from fedtilt.data.tables.merge import extra_columns, merge, misfits, outliers
 from fedtilt.data.tables.settings import TableSettings
 from fedtilt.data.tables.summary import SiteSummary
 from fedtilt.data.tables.table import open_table
@@ -136,7 +136,8 @@ def summary_of(name, kind):
         ([{"a": "number", "i": "identifier"}, {"a": "number"}], {}),
         ([{"a": "number", "b": "date"}, {"a": "number"}], {"1": "has no column 'b', which site '0' has"}),
         ([{"a": "number"}, {"a": "number", "b": "date"}], {"0": "has no column 'b', which site '1' has"}),
-        ([{"a": "number"}] * 2 + [{"a": "number", "b": "date"}], {"2": "has the column 'b', which site '0' lacks"}),
+        ([{"a": "number"}] * 2 + [{"a": "number", "b": "date"}], {}),  # b is no feature, at that site alone
+        ([{"a": "number", "b": "date"}] * 2 + [{"a": "number"}], {"2": "has no column 'b', which site '0' has"}),
         (
             [{"a": "date"}, {"a": "number"}, {"a": "number"}],
             {"0": "has column 'a' as date, and it is number at site"},
@@ -150,6 +151,81 @@ def test_most_sites_decide_and_the_others_are_named(sites, refused):
     assert reasons.keys() == refused.keys()
     for name, start in refused.items():
         assert reasons[name].startswith(start)
+
+
+def test_the_column_of_one_site_is_no_feature():
+    summaries = [site(0, a="number"), site(1, a="number"), site(2, a="number", b="date")]
+    assert extra_columns(summaries, Schema(columns=())) == {"b": ["2"]}
+    schema = merge(summaries)
+    assert [(column.name, column.kind) for column in schema.columns] == [("a", "number"), ("b", "ignore")]
+    described = Schema(columns=(Column(name="b", kind="date"),))
+    assert misfits(summaries, described).keys() == {"0", "1"}  # the project says that it is one
+
+
+def numbers(mean, deviation, rows=100, seed=0):
+    """A summary of a column of normal numbers, as a site computes it."""
+    values = np.random.default_rng(seed).normal(mean, deviation, rows)
+    frame = pandas.DataFrame({"x": values, "y": ["a", "b"] * (rows // 2)})
+    return open_table(frame, TableSettings(target="y"), site=seed).site_summary(0.2, 0)
+
+
+@pytest.mark.parametrize(
+    ("sites", "named"),
+    [
+        ([(0, 1), (1, 1), (-2, 2), (3, 1)], {}),  # honest sites that differ
+        ([(60, 15), (58, 14), (62, 16), (8, 5)], {}),  # and one for children
+        ([(52.1, 0.1), (52.2, 0.1), (52.3, 0.1), (52.0, 0.1)], {}),
+        ([(14, 3.5), (14.5, 3), (13, 4), (14_000, 3500)], {"3": "mean is"}),
+        ([(14, 3.5), (14.5, 3), (13, 4), (14, 60)], {"3": "deviation is"}),
+        ([(0, 1), (14_000, 1)], {}),  # two sites have no majority
+    ],
+)
+def test_a_site_that_would_move_the_numbers_of_all_is_named(sites, named):
+    summaries = [numbers(mean, deviation, seed=n) for n, (mean, deviation) in enumerate(sites)]
+    found = outliers(summaries, Schema(columns=()))
+    assert found.keys() == named.keys()
+    for name, start in named.items():
+        assert found[name].startswith(f"has a column 'x' whose {start}")
+        assert found[name].endswith("or write the column's mean and deviation into the schema")
+
+
+def test_a_claim_of_rows_gives_a_site_no_more_room():
+    """With nearly all rows, its mean may be 2.5 spreads from the others', with a quarter of them, ten."""
+    honest = [numbers(0, 1, seed=n) for n in range(3)]
+
+    def liar(mean, rows):
+        (column,) = numbers(mean, 1, seed=3).columns
+        claimed = replace(column, rows=rows, squares=column.squares * rows / column.rows)
+        return SiteSummary(site="3", rows=rows, classes=("a", "b"), columns=(claimed,))
+
+    found = {
+        (mean, rows): list(outliers([*honest, liar(mean, rows)], Schema(columns=())))
+        for mean in (2, 5) for rows in (80, 10_000_000)
+    }  # fmt: skip
+    assert found == {(2, 80): [], (2, 10_000_000): [], (5, 80): [], (5, 10_000_000): ["3"]}
+
+
+@pytest.mark.parametrize("change", [{"mean": 14.0}, {"squares": 1e-9}, {"rows": 10_000_000, "missing": 0}])
+def test_a_mean_that_its_own_quantiles_cannot_have_is_damage(change):
+    values = json.loads(json.dumps(numbers(0, 1).to_json()))
+    assert SiteSummary.from_json(values) == numbers(0, 1)
+    values["columns"][0] |= change
+    values["rows"] = values["columns"][0]["rows"]
+    with pytest.raises(InputError, match="mean and squares of column 'x' are not those of rows with its quantiles"):
+        SiteSummary.from_json(values)
+
+
+@pytest.mark.parametrize("draw", ["standard_normal", "standard_cauchy", "standard_exponential", "random", "pareto"])
+@pytest.mark.parametrize("rows", [6, 20, 31, 75, 76, 500])
+def test_the_quantiles_of_any_rows_fit_their_mean(draw, rows):
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        values = rng.pareto(0.5, rows) if draw == "pareto" else getattr(rng, draw)(rows)
+        if seed % 3 == 0:
+            values[: rows // 2] = values[0]
+        frame = pandas.DataFrame({"x": values, "y": (["a", "b"] * rows)[:rows]})
+        summary = open_table(frame, TableSettings(target="y"), site=0).site_summary(0.2, 0)
+        assert SiteSummary.from_json(json.loads(json.dumps(summary.to_json()))) == summary
 
 
 def valid():

@@ -24,6 +24,8 @@ from fedtilt.data.targets import RANGES, NumericTarget, inner_bounds
 from fedtilt.errors import InputError
 
 _MAX_INPUTS = 100  # of one category
+_MOST_SHIFT = 2.5  # of the mean of all sites, by one of them, in spreads
+_MOST_SPREAD = 5.0  # of the deviation of all sites, by one of them, in deviations
 
 
 def merge(summaries: Sequence[SiteSummary], schema: Schema | None = None) -> Schema:
@@ -40,7 +42,11 @@ def merge(summaries: Sequence[SiteSummary], schema: Schema | None = None) -> Sch
     for column in (column for summary in summaries for column in summary.columns):
         sites.setdefault(column.name, []).append(column)
     known = {column.name: column for column in schema.columns}
-    inferred = {name: _merge_column(name, columns, known.get(name)) for name, columns in sites.items()}
+    extra = extra_columns(summaries, schema)
+    inferred = {
+        name: Column(name=name, kind="ignore") if name in extra else _merge_column(name, columns, known.get(name))
+        for name, columns in sites.items()
+    }
     names = [*known, *(name for name in inferred if name not in known)]
     columns = tuple(inferred.get(name) or known[name] for name in names)
     if schema.is_regression:
@@ -166,8 +172,8 @@ _FAMILY = {"number": "number", "yes/no": "number", "date": "date"} | dict.fromke
 def misfits(summaries: Sequence[SiteSummary], schema: Schema) -> dict[str, str]:
     """By site: the first thing in which it differs from the schema or from most other sites.
 
-    A column that all other sites leave out of the features may be absent, and the order of columns and classes may
-    differ. Where as many sites have a column as lack it, those that lack it do not fit.
+    A column that all other sites leave out of the features may be absent, and so may `extra_columns`; the order of
+    columns and classes may differ. Where as many sites have a column as lack it, those that lack it do not fit.
 
     Args:
         summaries: the sites' summaries
@@ -178,8 +184,10 @@ def misfits(summaries: Sequence[SiteSummary], schema: Schema) -> dict[str, str]:
     for summary in summaries:
         for column in summary.columns:
             columns.setdefault(column.name, {})[summary.site] = column
-    described = {column.name for column in schema.columns}
+    described, extra = {column.name for column in schema.columns}, extra_columns(summaries, schema)
     for name, sites in columns.items():
+        if name in extra:
+            continue
         lacking = [summary.site for summary in summaries if summary.site not in sites]
         _add(reasons, _lacks_column(name, sites, lacking))
         if name not in described:
@@ -195,6 +203,61 @@ def misfits(summaries: Sequence[SiteSummary], schema: Schema) -> dict[str, str]:
     return {summary.site: reasons[summary.site] for summary in summaries if summary.site in reasons}
 
 
+def extra_columns(summaries: Sequence[SiteSummary], schema: Schema) -> dict[str, list[str]]:
+    """The columns that fewer than half of the sites have and the schema does not describe, and these sites.
+
+    They concern these sites alone: they are no features.
+    """
+    sites: dict[str, list[str]] = {}
+    for summary in summaries:
+        for column in summary.columns:
+            sites.setdefault(column.name, []).append(summary.site)
+    described = {column.name for column in schema.columns}
+    return {name: s for name, s in sites.items() if 2 * len(s) < len(summaries) and name not in described}
+
+
+def outliers(summaries: Sequence[SiteSummary], schema: Schema) -> dict[str, str]:
+    """By site: the first column in which it moves the mean or the deviation of all sites too far; of three or more.
+
+    A spread is the larger of the median deviation of the sites and the median distance of their means from the median
+    mean. The mean of a site with the share p of the rows may be 2.5 / p spreads from that median, and its deviation
+    5 / √p spreads.
+    """
+    known = {column.name for column in schema.columns if column.is_complete}
+    reasons: dict[str, str] = {}
+    columns: dict[str, dict[str, ColumnSummary]] = {}
+    for summary in summaries:
+        for column in (*summary.columns, *([] if summary.numbers is None else [summary.numbers])):
+            if column.kind in ("number", "date") and column.rows and column.name not in known:
+                columns.setdefault(column.name, {})[summary.site] = column
+    for name, sites in columns.items():
+        if len(sites) > 2:
+            for site, reason in _outliers_of_column(sites).items():
+                reasons.setdefault(
+                    site,
+                    f"has a column {name!r} whose {reason}; correct it there, or write the "
+                    "column's mean and deviation into the schema",
+                )
+    return reasons
+
+
+def _outliers_of_column(sites: Mapping[str, ColumnSummary]) -> dict[str, str]:
+    rows = np.array([column.rows for column in sites.values()], np.float64)
+    means = np.array([column.mean for column in sites.values()], np.float64)
+    deviations = np.sqrt(np.array([column.squares for column in sites.values()], np.float64) / rows)
+    centre, deviation = float(np.median(means)), float(np.median(deviations))
+    spread = max(deviation, float(np.median(abs(means - centre)))) or max(abs(centre), 1.0)
+    shares = rows / rows.sum()
+    found = {}
+    for site, share, mean, own in zip(sites, shares, means, deviations, strict=True):
+        shift = abs(mean - centre) / spread
+        if share * shift > _MOST_SHIFT:
+            found[site] = f"mean is {shift:.3g} spreads from that of the others"
+        elif math.sqrt(share) * own > _MOST_SPREAD * spread:
+            found[site] = f"deviation is {own / spread:.3g} times the spread of the others"
+    return found
+
+
 def describe_site(name: str) -> str:
     """A site in a message; a table without a site's name is the only one."""
     return f"site {name!r}" if name else "the table"
@@ -203,14 +266,11 @@ def describe_site(name: str) -> str:
 def _lacks_column(name: str, sites: Mapping[str, ColumnSummary], lacking: Sequence[str]) -> dict[str, str]:
     if not lacking or all(column.kind in (None, "ignore", "identifier") for column in sites.values()):
         return {}
-    if len(lacking) <= len(sites):
-        reason = (
-            f"has no column {name!r}, which {describe_site(next(iter(sites)))} has; add it there, or give every site "
-            "a schema without it"
-        )
-        return dict.fromkeys(lacking, reason)
-    reason = f"has the column {name!r}, which {describe_site(lacking[0])} lacks; drop it there, or add it to all sites"
-    return dict.fromkeys(sites, reason)
+    reason = (
+        f"has no column {name!r}, which {describe_site(next(iter(sites)))} has; add it there, or give every site a "
+        "schema without it"
+    )
+    return dict.fromkeys(lacking, reason)
 
 
 def _other_kind(name: str, sites: Mapping[str, ColumnSummary]) -> dict[str, str]:

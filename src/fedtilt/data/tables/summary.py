@@ -146,6 +146,10 @@ def _check_column(column: Mapping[str, Any], rows: int) -> None:
     quantiles = _list(column["quantiles"], f"quantiles of {what}", MAX_QUANTILES if is_numeric else 0)
     if [_number(value, f"quantiles of {what}") for value in quantiles] != sorted(quantiles):
         raise ValueError(f"quantiles of {what} are not sorted")
+    if is_numeric and not _fits_quantiles(column["mean"], column["squares"], observed, quantiles):
+        raise ValueError(f"mean and squares of {what} are not those of rows with its quantiles")
+    if kind == "yes/no" and not 0 <= column["mean"] <= 1:
+        raise ValueError(f"the mean of {what} of kind 'yes/no' is not in 0 to 1")
     rare = _whole(column["rare"], f"rare of {what}", 0, observed)
     _check_categories(column["categories"], what, kind, observed, rare)
     for key, needed in (("format", "date"), ("decimal", "number"), ("unit", "number")):
@@ -153,6 +157,24 @@ def _check_column(column: Mapping[str, Any], rows: int) -> None:
             raise ValueError(f"{what} of kind {_shorten(kind)} has a {key}")
         if column[key] is not None:
             _check_name(column[key], f"{key} of {what}")
+
+
+def _fits_quantiles(mean: float, squares: float, rows: int, quantiles: Sequence[float]) -> bool:
+    """Whether some rows have this mean, these squares and these quantiles.
+
+    By Cantelli's inequality the quantile at p is at most √((1 − p) / p) deviations below the mean, and at most
+    √(p / (1 − p)) above it. Both are 0 if the table's numbers are too large for float64: see `_moments`.
+    """
+    if mean == squares == 0.0 or not quantiles:
+        return True
+    deviation, slack = math.sqrt(squares / rows), 1e-6 * max(abs(mean), *map(abs, quantiles))
+    for j, value in enumerate(quantiles):
+        share = (j + 0.5) / len(quantiles)
+        below, above = max(share - 2 / rows, 1 / rows), max(1 - share - 2 / rows, 1 / rows)  # of few rows, interpolated
+        low, high = deviation * math.sqrt(1 / below - 1), deviation * math.sqrt(1 / above - 1)
+        if not mean - low - slack <= value <= mean + high + slack:
+            return False
+    return True
 
 
 def _check_categories(categories: Any, what: str, kind: str | None, observed: int, rare: int) -> None:

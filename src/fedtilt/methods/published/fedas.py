@@ -31,6 +31,7 @@ class FedAs(Training):
 
     rule: ClassVar[str] = "fedas"
     has_personal: ClassVar[bool] = True
+    messages: ClassVar[str] = "bounded"  # the weighting `Fisher` needs them by client
     align_lr: float = setting(0.01, "learning rate of the alignment; 0: there is none", ge=0)
 
     def init_client(self, model: nn.Module) -> Slot:
