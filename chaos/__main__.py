@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from chaos import bit_flips, fuzz, io_faults, kills, suites
+from chaos import bit_flips, caches, fuzz, io_faults, kills, suites
 from chaos.report import Report, table
 
 PARTS: dict[str, Callable[[Path, float, int], Report]] = {
@@ -19,6 +19,8 @@ PARTS: dict[str, Callable[[Path, float, int], Report]] = {
     "poisons": suites.suite("poisoned updates", suites.POISONS),
     "sites": suites.suite("bit flips on sites", suites.SITES, ("flwr",)),
     "port": suites.suite("requests to the port", suites.PORT, ("flwr",)),
+    "access": suites.suite("intruders and malicious servers", suites.ACCESS, ("flwr",)),
+    "caches": caches.run,
     "fuzz": fuzz.run,
 }
 _SHOWN = 20  # failures of a part, and what it skips

@@ -24,7 +24,7 @@ extensions = [
 ]
 exclude_patterns = ["_build", "_extensions", "**/.ipynb_checkpoints"]
 nitpicky = True
-nitpick_ignore_regex = [("py:class", r"fedtilt\..*")]  # types of the engine that the reference does not cover
+nitpick_ignore_regex = [("py:class", r"fedtilt\..*|numpy\.ndarray")]  # types that the reference does not cover
 
 # Markdown
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath"]

@@ -51,7 +51,7 @@ def compile_library(source: Path) -> CompiledLibrary:
         raise LibraryUnavailable("no C compiler (cc, gcc, clang) is on the PATH")
     content = _run([compiler, *_FLAGS, "-E", "-P", "-dD", str(source)])
     key = hashlib.sha256(" ".join(_FLAGS).encode() + content).hexdigest()[:16]
-    folder, name = _cache_folder(), f"{source.stem}-{key}"
+    folder, name = private_cache_folder("native"), f"{source.stem}-{key}"
     path = _undamaged(folder, name) or _compile(compiler, source, folder, name)
     try:
         library = ctypes.CDLL(str(path))
@@ -62,11 +62,11 @@ def compile_library(source: Path) -> CompiledLibrary:
     return CompiledLibrary(library=library, build_id=f"{compiler_name}, {key}")
 
 
-def _cache_folder() -> Path:
-    """The folder for compiled libraries. It must belong to the user alone: others could place a library there."""
+def private_cache_folder(name: str) -> Path:
+    """A folder for compiled code. It must belong to the user alone: others could place code there."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        folder = (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "fedtilt" / "native"
+        folder = (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "fedtilt" / name
         folder.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)

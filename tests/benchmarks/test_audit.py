@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import fedtilt as ft
-from benchmarks.audit import SETTINGS, Samples, Setting, cross_validated, found, losses, ranking
+from benchmarks.audit import SETTINGS, AuditedSamples, Setting, cross_validated, found, losses, ranking
 
 
 def test_rankings_are_judged_at_the_number_of_flips() -> None:
@@ -19,7 +19,7 @@ def test_cross_validation_predicts_every_sample_by_a_network_that_did_not_see_it
     data = ft.data.load("digits")
     setting = Setting(**vars(SETTINGS["digits"]) | {"clients": 10, "samples": 40, "pooled_epochs": 12})
     federation = setting.federation(data, 0, outlier_rate=0.2, outlier_flip_to="any")
-    samples = Samples.of(federation, list(range(10)))
+    samples = AuditedSamples.of(federation, list(range(10)))
     probabilities, accuracy = cross_validated(samples, 10, setting, 0)
     assert probabilities.shape == (400, 10)
     assert probabilities.sum(1) == pytest.approx(1)

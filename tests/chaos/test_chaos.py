@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from chaos import bit_flips, fuzz, io_faults
+from chaos import bit_flips, caches, fuzz, io_faults
 from chaos.__main__ import main
 from chaos.child import Outcome, run_in_child
 from chaos.report import Report, table
-from chaos.suites import POISONS, PORT, REPLIES, SITES, suite
+from chaos.suites import ACCESS, POISONS, PORT, REPLIES, SITES, suite
 from fedtilt.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +39,13 @@ def test_bit_flips(tmp_path: Path) -> None:
     assert report.figures["flips"] == 4 + 2 + 2 + 2
 
 
+def test_damaged_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLWR_HOME", "")  # restored afterwards
+    report = caches.run(tmp_path, 0.02, 1)
+    assert report.failures == []
+    assert report.figures["damages"] >= 60
+
+
 def test_fuzz(tmp_path: Path) -> None:
     report = fuzz.run(tmp_path, 0.0005, 1)
     assert report.failures == []
@@ -46,7 +53,7 @@ def test_fuzz(tmp_path: Path) -> None:
 
 
 def test_the_tests_that_are_parts_exist() -> None:
-    assert all((ROOT / file).exists() for file in (*REPLIES, *POISONS, *SITES, *PORT))
+    assert all((ROOT / file).exists() for file in (*REPLIES, *POISONS, *SITES, *PORT, *ACCESS))
 
 
 def test_a_wrong_outcome_is_found() -> None:

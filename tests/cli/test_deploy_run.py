@@ -255,7 +255,9 @@ def test_a_server_that_fails_before_it_can_record_why_shows_the_end_of_its_log(
 def test_a_run_goes_back_to_a_kept_round(cluster: FakeCluster, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     first = run("--set", "train.rounds=4").out
     app(["status", "fl"], standalone_mode=False)
-    assert "hospital-ditto: --back-to can be 2, 3, 4" in capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "hospital-ditto: round 4 of 4, finished"
+    assert lines[-1] == "  --back-to can be 2, 3, 4"
     again = run("--set", "train.rounds=4", "--back-to", 2)
     assert again.err == ["round 3/4: 2 sites", "round 4/4: 2 sites"]
     assert again.out == first

@@ -1,8 +1,10 @@
 """`fedtilt init`: a spec that loads, never over a file of the user's."""
 
+import json
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedtilt import spec
@@ -89,3 +91,51 @@ def test_the_short_spec_has_at_most_40_lines_and_describes_the_same_run(fedtilt,
 
 def test_the_json_schema_is_printed(fedtilt) -> None:
     assert fedtilt("init", "--json-schema").out == spec.json_schema()
+
+
+def write_sites(path: Path, clients: int, rows: int, *, share: float = 0.5) -> None:
+    """A label that depends on two of three columns."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(clients * rows, 3))
+    score = x[:, 0] + x[:, 1] + 0.5 * rng.normal(size=len(x))
+    ill = score > np.quantile(score, 1 - share)
+    lines = [
+        f"s{i % clients},{a:.3f},{b:.3f},{c:.3f},{'yes' if y else 'no'}"
+        for i, ((a, b, c), y) in enumerate(zip(x, ill, strict=True))
+    ]
+    path.write_text("site,a,b,c,ill\n" + "\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("clients", "rows", "expected"),
+    [
+        (3, 40, {"participation": 1.0, "epochs": 5, "batch_size": 16}),
+        (100, 8, {"participation": 0.5, "epochs": 5, "batch_size": 16}),
+        (3, 1000, {"participation": 1.0, "epochs": 1, "batch_size": 32}),
+    ],
+)
+def test_the_settings_follow_from_the_size_of_the_table(fedtilt, tmp_path, clients, rows, expected) -> None:
+    write_sites(tmp_path / "t.csv", clients, rows)
+    assert fedtilt("init", "t.toml", "--table", "t.csv", "--target", "ill", "--client", "site").code == 0
+    loaded = spec.load("t.toml")
+    assert {key: getattr(loaded.train, key) for key in expected} == expected
+    assert loaded.clients.validation == 0
+    assert loaded.train.rounds * loaded.train.participation * loaded.train.epochs >= 30
+
+
+def test_a_table_with_a_rare_class_keeps_validation_data(fedtilt, tmp_path: Path) -> None:
+    write_sites(tmp_path / "t.csv", 4, 100, share=0.05)
+    assert fedtilt("init", "t.toml", "--table", "t.csv", "--target", "ill", "--client", "site").code == 0
+    assert spec.load("t.toml").clients.validation == 0.2
+
+
+def test_the_written_settings_end_within_a_point_of_a_pooled_regression(fedtilt, tmp_path: Path) -> None:
+    """Many small clients, where too few or too short steps would leave one class alone."""
+    write_sites(tmp_path / "t.csv", 12, 40)
+    fedtilt("init", "t.toml", "--table", "t.csv", "--target", "ill", "--client", "site")
+    assert fedtilt("run", "t.toml", "--out", "run", "-q").code == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    pooled = results["baselines"]["pooled logistic"]["accuracy"]["mean"]
+    found = {name: values["accuracy"]["mean"] for name, values in results["methods"].items()}
+    assert all(accuracy > pooled - 1 for accuracy in found.values()), (found, pooled)
+    assert results["baselines"]["majority"]["accuracy"]["mean"] < pooled - 20

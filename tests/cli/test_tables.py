@@ -159,3 +159,12 @@ def test_a_schema_is_written_edited_and_used(fedtilt, tmp_path: Path) -> None:
     stored = json.loads(Path("run/seed-0/model.json").read_text())
     assert stored["schema"] == schema
     assert stored["model"]["input_shape"] == [13]
+
+
+def test_show_says_whether_a_group_is_an_input(fedtilt, tmp_path: Path) -> None:
+    write_patients(tmp_path / "patients.csv", 300)
+    names = ["--target", "diagnosis", "--client", "hospital", "--group", "smokes"]
+    shown = fedtilt("data", "show", "patients.csv", *names)
+    assert "; also an input (group_is_input = false takes it out)" in shown.out
+    shown = fedtilt("data", "show", "patients.csv", *names, "--set", "data.group_is_input=false")
+    assert "; not an input of the model" in shown.out

@@ -31,22 +31,32 @@ def draw(clients: int, samples: int, seed: int) -> tuple[Predictions, Prediction
 
 def test_over_many_clients_the_interval_is_students_t_and_over_few_that_of_their_samples() -> None:
     ours, theirs, gains = draw(12, 30, 0)
-    found = compare(ours, theirs)
+    found = compare([(ours, theirs)])
     expected = stats.ttest_1samp(gains.mean(1), 0.0).confidence_interval(0.95)
     assert found.difference.mean == pytest.approx(gains.mean())
     assert (found.difference.low, found.difference.high) == pytest.approx(tuple(expected))
     assert list(found.clients.values()) == pytest.approx(gains.mean(1).tolist())
     ours, theirs, gains = draw(3, 40, 1)
     error = math.sqrt((gains.var(1, ddof=1) / 40).sum()) / 3
-    found = compare(ours, theirs)
+    found = compare([(ours, theirs)])
     assert found.difference.high - found.difference.mean == pytest.approx(stats.norm.ppf(0.975) * error)
+
+
+def test_the_difference_of_a_client_is_its_mean_over_seeds() -> None:
+    (a, b, first), (c, d, second) = draw(9, 30, 2), draw(9, 30, 3)
+    found = compare([(a, b), (c, d)])
+    means = (first.mean(1) + second.mean(1)) / 2
+    assert list(found.clients.values()) == pytest.approx(means.tolist())
+    expected = stats.ttest_1samp(means, 0.0).confidence_interval(0.95)
+    assert (found.difference.low, found.difference.high) == pytest.approx(tuple(expected))
+    assert found.p_values == compare([(a, b)]).p_values
 
 
 def test_clients_are_tested_by_mcnemar_and_named_after_holm() -> None:
     owner = torch.arange(3).repeat_interleave(20)
     ours = torch.tensor([False] * 12 + [True] * 8 + [True] * 20 + [False] * 3 + [True] * 17)
     theirs = torch.tensor([True] * 20 + [True] * 5 + [False] * 15 + [True] * 20)
-    found = compare(predictions(ours, owner), predictions(theirs, owner))
+    found = compare([(predictions(ours, owner), predictions(theirs, owner))])
     expected = [stats.binomtest(0, 12).pvalue, stats.binomtest(15, 15).pvalue, stats.binomtest(0, 3).pvalue]
     assert list(found.p_values.values()) == pytest.approx(expected)
     assert found.worse() == ["c0"]  # c1 is better; c2 is worse by three samples, which is chance
@@ -58,8 +68,8 @@ def test_numbers_compare_by_their_absolute_error() -> None:
     target = torch.linspace(0, 1, 30)
     by = {CLIENT: Grouping(CLIENT, tuple("abcdef"), owner), "range": Grouping("range", ("x",), torch.zeros_like(owner))}
     near, far = (Predictions(outputs=target.double() + error, groupings=by, numbers=target) for error in (0.1, -0.4))
-    assert compare(near, far).difference.mean == pytest.approx(0.3, rel=1e-5)
-    assert compare(far, near).worse(0.5) == list("abcdef")
+    assert compare([(near, far)]).difference.mean == pytest.approx(0.3, rel=1e-5)
+    assert compare([(far, near)]).worse(0.5) == list("abcdef")
 
 
 def test_chance_spread_is_that_of_a_simulation() -> None:

@@ -20,7 +20,8 @@ def test_the_whole_way(tmp_path: Path) -> None:
     write_project(app, sites=3)
     tables = site_tables(app)
     cluster = LocalCluster(home=tmp_path / "cluster", tls=False, sites=3)
-    cluster.up(timeout=0, node_config={site: {"data": str(table)} for site, table in enumerate(tables)})
+    cluster.node_config = {site: {"data": str(table)} for site, table in enumerate(tables)}
+    cluster.up(timeout=0)
     config = {"out": str(run), "quorum": 1.0, "join-quorum": 1.0, "set": "train.rounds=2\ntrain.eval_every=2"}
     try:
         status = cluster.wait_for_run(cluster.submit(app, config), 480, is_done=(run / "results.json").exists)

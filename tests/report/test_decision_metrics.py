@@ -26,9 +26,12 @@ def test_the_table_has_the_mean_over_seeds(run_folder: Path) -> None:
     cell = section.rows[NASTY][[metric.title for metric in section.metrics].index("balanced accuracy")]
     assert cell.value == pytest.approx(sum(values) / 2)
     assert cell.uncertainty == f"± {torch.tensor(values, dtype=torch.float64).std():.3f}"
-    (figure,) = section.figures
-    samples = [row[-1] for row in figure.rows if row[0] == NASTY]
-    assert sum(samples) == sum(len(p.labels) for p in stored)
+    confusion, reliability = section.figures
+    for figure in (confusion, reliability):
+        samples = [row[-1] for row in figure.rows if row[0] == NASTY]
+        assert sum(samples) == sum(len(p.labels) for p in stored)
+    right = sum(row[-1] for row in confusion.rows if row[0] == NASTY and row[1] == row[2])
+    assert right == sum(int((p.probabilities.argmax(1) == p.labels).sum()) for p in stored)
 
 
 def test_the_page_has_the_section_and_the_certificates(run_folder: Path, tmp_path: Path) -> None:
@@ -42,7 +45,7 @@ def test_the_page_has_the_section_and_the_certificates(run_folder: Path, tmp_pat
     assert bounds in sentence
     page = report.write([run_folder], tmp_path / "report.html").read_text()
     assert str(escape(bounds)).replace(" %", "\N{NO-BREAK SPACE}%") in page
-    assert "<summary>Balanced accuracy, F1, AUROC, log loss, calibration</summary>" in page
+    assert "<summary>Balanced accuracy, F1, AUROC, AUPRC, log loss, calibration, confusion</summary>" in page
     assert "a client not yet seen" not in page  # the clients of two seeds share their data
     assert bounds in report.markdown([run_folder])
 

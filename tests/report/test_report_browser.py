@@ -39,7 +39,7 @@ def test_figures_have_their_traces_and_points(opened: Browser) -> None:
     counts = opened.script(
         "return [...document.querySelectorAll('.plot')].map((plot) => plot.data.map((t) => (t.z || t.y).length))"
     )
-    assert [len(traces) for traces in counts] == [6, 6, 6, 3, 3, 6, 4]  # the last: a diagonal and three methods
+    assert [len(traces) for traces in counts] == [6, 6, 6, 3, 3, 6, 3, 4]  # the last: a diagonal and three methods
     assert counts[0] == [6, 3] * 3  # the outline of a band, a line
     assert counts[3] == [16] * 3
     assert opened.script(f"return {PLOT.format('clients')}.querySelectorAll('.points path').length") == 48

@@ -11,9 +11,12 @@ from fedtilt.evaluation.groups import Grouping
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.round_metrics import round_metrics
+from fedtilt.evaluation.threshold import Threshold
 from fedtilt.report.compare import overview_metrics, rare_class
+from fedtilt.report.decision_figures import decision_figures
+from fedtilt.report.figure import Style
 from fedtilt.report.run_reader import Run, SeedRun
-from fedtilt.report.verdict import model_cautions, verdict
+from fedtilt.report.verdict import model_cautions, thresholds, verdict
 
 CLIENTS, SAMPLES = 8, 40
 OWNER = torch.arange(CLIENTS).repeat_interleave(SAMPLES)
@@ -118,6 +121,30 @@ def test_models_that_predict_one_class() -> None:
     assert model_cautions(run_of({"fedavg": predicting([12] * CLIENTS)}, {})) == []
 
 
+def test_the_threshold_of_a_rare_class_in_words_and_in_the_confusion() -> None:
+    labels = (torch.arange(CLIENTS * SAMPLES) % SAMPLES < 2).long()
+    found = predicting([0] * CLIENTS, labels)
+    found.outputs[:] = torch.stack([0.9 - 0.2 * labels, 0.1 + 0.2 * labels], 1)  # 0.3 for yes, 0.1 for no
+    run = run_of({"fedavg": found}, {})
+    (text,) = model_cautions(run)
+    assert text.startswith("fedavg predicts the same class for every test sample: as models of a rare class do")
+    assert thresholds(run) == []
+    object.__setattr__(run.seed_runs[0], "thresholds", {"fedavg": Threshold("yes", 0.2, "f1")})
+    assert thresholds(run) == [
+        "With a threshold on the probability of yes, chosen on validation data: "
+        "fedavg (0.2) finds 16 of 16 and is right in 16 of 16."
+    ]
+    styles = {"fedavg": Style("#000000", "solid", "circle")}
+    figures = decision_figures({"fedavg": [found]}, styles, run.seed_runs[0].thresholds)
+    assert [figure.name for figure in figures] == ["roc", "precision-recall", "confusion", "reliability"]
+    roc, precision_recall, confusion, _ = figures
+    assert [row[1:] for row in roc.rows] == [(0, 0), (0, 100), (100, 100)]
+    assert [row[1:] for row in precision_recall.rows] == [(100, 100), (100, 5)]
+    assert [row[1:] for row in confusion.rows] == [
+        ("no", "no", 304), ("no", "yes", 0), ("yes", "no", 0), ("yes", "yes", 16)
+    ]  # fmt: skip
+
+
 def test_clients_with_few_test_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedtilt.report.verdict.FEW_SAMPLES", 41)
     (text,) = model_cautions(run_of({"fedavg": predicting([4] * CLIENTS)}, {}))
@@ -132,7 +159,7 @@ def test_a_rare_class_leads_and_is_compared_by_auprc() -> None:
     run = run_of({"fedavg": good}, {"local": alone, "majority": constant})
     assert rare_class(run) == "yes"
     assert [m.key for m in overview_metrics(run)][:3] == ["auprc", "auroc", "accuracy"]
-    helps, _, random = verdict(run)
+    helps, random = verdict(run)
     assert helps.startswith("Federation helps: against every client alone, fedavg changes the AUPRC by +0.")
     assert random.startswith("A random ranking has an AUPRC of 0.050; against it, fedavg changes the AUPRC by +0.")
     assert rare_class(run_of({"fedavg": predicting([1] * CLIENTS)}, {})) is None

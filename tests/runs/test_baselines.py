@@ -6,7 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import f1_score
+from sklearn.utils.class_weight import compute_class_weight
 
 import fedtilt as ft
 from fedtilt.evaluation.predictions import CLIENT
@@ -111,3 +114,43 @@ def test_numbers_have_their_mean_and_regressions(table: Path) -> None:
     expected = torch.stack([errors[client == c].mean() for c in range(6)]).mean()
     assert result.baselines["mean"].mae == pytest.approx(float(expected), rel=1e-4)
     assert result.baselines["pooled linear"].mae < 0.8 * result.baselines["mean"].mae
+
+
+def test_a_rare_class_gets_a_threshold_that_is_best_on_validation_data(tmp_path: Path) -> None:
+    rng, clients = np.random.default_rng(0), []
+    for _ in range(4):
+        y = (rng.random(300) < 0.06).astype(int)
+        clients.append((torch.from_numpy(rng.normal(size=(300, 2)) + 1.5 * y[:, None]).float(), y.tolist()))
+    federation = ft.Federation.from_clients(clients, class_names=["no", "yes"], validation=0.4)
+    settings = {"rounds": 3, "participation": 1.0, "epochs": 2, "batch_size": 16, "lr": 0.1, "workers": 0}
+    result = ft.run([ft.fedavg()], federation, ft.models.mlp, out=tmp_path / "run", **settings)
+    threshold = result["fedavg"].threshold
+    assert threshold is not None
+    assert (threshold.name, threshold.by) == ("yes", "f1")
+    x, y, _ = federation.evaluation("validation")
+    with torch.no_grad():
+        probability = result["fedavg"].shared(x).softmax(1)[:, 1].numpy()
+    chosen = f1_score(y, probability >= threshold.value)
+    assert chosen == pytest.approx(max(f1_score(y, probability >= value) for value in probability))
+    written = json.loads((tmp_path / "run/seed-0/thresholds.json").read_text())["thresholds"]
+    assert written == {"fedavg": threshold.to_json()}
+    result.export(tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["threshold"]) == threshold.to_json()
+    common = ft.Federation.from_clients([(x, [i % 2 for i in range(300)]) for x, _ in clients], validation=0.4)
+    assert ft.run([ft.fedavg()], common, ft.models.mlp, **settings)["fedavg"].threshold is None
+
+
+def test_balanced_class_weights_are_those_of_scikit_learn(table: Path) -> None:
+    federation = ft.Federation.build(ft.data.table(table, target="ill", client="site", drop=["cost"]))
+    y = torch.cat([federation.clean_train(client)[1] for client in range(6)]).numpy()
+    weights = tuple(compute_class_weight("balanced", classes=np.arange(2), y=y).tolist())
+    settings = {"rounds": 1, "participation": 1.0, "epochs": 1, "batch_size": 16, "workers": 0}
+    found = [
+        ft.run([ft.fedavg()], federation, ft.models.mlp, loss=ft.losses.CrossEntropy(class_weights=value), **settings)
+        for value in ("balanced", weights)
+    ]
+    first, second = (dict(result["fedavg"].shared.named_parameters()) for result in found)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    with pytest.raises(ft.InputError, match="unknown class_weights 'even'; choose one of balanced"):
+        ft.losses.CrossEntropy(class_weights="even")

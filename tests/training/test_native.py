@@ -14,6 +14,7 @@ from fedtilt.losses import CrossEntropy, Focal
 from fedtilt.optimizers import SGD, Optimizer
 from fedtilt.runs import spec_run
 from fedtilt.training import Batches, LocalJob, choose_backend, make_batches, native
+from fedtilt.training.stacked import compilation
 from tests.helpers.callbacks import Calls
 
 needs_kernel = pytest.mark.skipif(
@@ -217,6 +218,22 @@ def test_a_folder_writable_by_others_is_rejected(empty_cache: Path, tmp_path: Pa
     empty_cache.chmod(0o777)
     with pytest.raises(compiler.LibraryUnavailable, match="is writable by others"):
         compiler.compile_library(write_source(tmp_path, 7))
+
+
+def test_torch_reads_no_cache_that_others_can_write(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It unpickles what it finds; its default is a folder in /tmp with a name that others can guess."""
+    shared = empty_cache.with_name("torch")
+    for mode, is_used in ((0o700, True), (0o777, False)):
+        shared.mkdir(parents=True, exist_ok=True)
+        shared.chmod(mode)
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+        compilation._set_cache_folder()
+        folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        assert (folder == shared) == is_used
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 @needs_kernel

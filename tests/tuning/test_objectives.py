@@ -62,7 +62,7 @@ def test_errors_are_better_where_they_are_smaller() -> None:
 @pytest.mark.parametrize(
     ("name", "task", "group", "message"),
     [
-        ("f1", CLASSIFICATION, None, "there is no objective 'f1' for classification; choose one of accuracy, worst"),
+        ("f2", CLASSIFICATION, None, "there is no objective 'f2' for classification; choose one of accuracy, worst"),
         ("group:sex", CLASSIFICATION, None, "group:COLUMN (name the column in data.group)"),
         ("group:age", CLASSIFICATION, "sex", "group:sex"),
         ("accuracy", REGRESSION, None, "there is no objective 'accuracy' for regression; choose one of mae, rmse"),

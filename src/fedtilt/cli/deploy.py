@@ -4,17 +4,14 @@ import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from fedtilt.cli import deploy_run
+from fedtilt.cli import deploy_run, deploy_status
 from fedtilt.cli.console import Console, echo, plural
 from fedtilt.cli.deploy_run import Project, cluster_home
 from fedtilt.errors import InputError
-
-if TYPE_CHECKING:
-    from fedtilt.flower.deploy.local_cluster import LocalCluster
 
 AllowRoot = Annotated[
     bool,
@@ -46,6 +43,7 @@ def up(
         typer.Option(metavar="SITE:KEY=VALUE", help="Add to a site's --node-config, such as 0:data='\"/a.csv\"'."),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys.")] = False,
+    site: Annotated[int | None, typer.Option(metavar="SITE", help="Restart this site of a running cluster.")] = None,
     allow_root: AllowRoot = False,
 ) -> None:
     """Start a local cluster: a SuperLink and a SuperNode per site on this machine, over TLS, with registered keys.
@@ -58,17 +56,35 @@ def up(
 
     check_project(project)
     _check_user("up", allow_root)
+    if site is not None:
+        _restart_site(project, site, node_config or [], insecure)
+        return
     sites = load(project / "spec.toml").clients.count
     cluster = LocalCluster(home=cluster_home(project), tls=not insecure, sites=sites)
-    node_configs = _node_configs(node_config or [], sites)
-    for site, table in enumerate(site_tables(project)[:sites]):
-        node_configs.setdefault(site, {}).setdefault("data", str(table))
+    cluster.node_config = _node_configs(node_config or [], sites)
+    for number, table in enumerate(site_tables(project)[:sites]):
+        cluster.node_config.setdefault(number, {}).setdefault("data", str(table))
     with Console(stderr=True).status(f"starting a SuperLink and {plural(sites, 'SuperNode')}"):
-        cluster.up(node_config=node_configs, notice=lambda text: echo(text, err=True))
+        cluster.up(notice=lambda text: echo(text, err=True))
     security = "without TLS" if insecure else "over TLS, with registered keys"
     verb = "is" if sites == 1 else "are"
     echo(f"up     {plural(sites, 'site')} {verb} connected to 127.0.0.1:{cluster.port} {security}")
     echo(f"next   fedtilt deploy run {project}")
+
+
+def _restart_site(project: Path, site: int, node_config: Sequence[str], insecure: bool) -> None:
+    from fedtilt.flower.deploy.local_cluster import LocalCluster
+
+    if insecure:
+        raise InputError("--insecure is for a whole cluster; leave it out to restart a site")
+    cluster = LocalCluster.load(cluster_home(project))
+    for number, config in _node_configs(node_config, cluster.sites).items():
+        if number != site:
+            raise InputError(f"--node-config is for site {number}, and only site {site} is restarted")
+        cluster.node_config.setdefault(number, {}).update(config)
+    with Console(stderr=True).status(f"restarting site {site}"):
+        cluster.restart_site(site, notice=lambda text: echo(text, err=True))
+    echo(f"up     site {site} is connected to 127.0.0.1:{cluster.port}")
 
 
 def _check_user(command: str, allow_root: bool) -> None:
@@ -99,37 +115,7 @@ def _node_configs(options: Sequence[str], sites: int) -> dict[int, dict[str, obj
 app.command()(deploy_run.run)
 
 
-@app.command()
-def status(project: Project = Path(".")) -> None:
-    """Show the sites, processes and runs of the local cluster, and the rounds that a run can go back to."""
-    from fedtilt.flower.deploy.local_cluster import LocalCluster
-    from fedtilt.flower.run_folder import kept_rounds
-
-    cluster = LocalCluster.load(cluster_home(project))
-    _print_processes(cluster)
-    for folder in sorted(cluster.runs_folder.glob("*/")):
-        if rounds := kept_rounds(folder):
-            echo(f"{folder.name}: --back-to can be {rounds}")
-
-
-def _print_processes(cluster: "LocalCluster") -> None:
-    from fedtilt.flower.deploy.programs import status_text
-
-    pids = cluster.running()
-    if not pids:
-        echo("down: no process is running")
-        return
-    processes = f"processes: {' '.join(map(str, pids))}"
-    if problem := cluster.problem():
-        echo(f"broken: {problem}")
-        echo(processes)
-        return
-    echo(f"up: {cluster.connected_sites()} of {cluster.sites} sites are connected to 127.0.0.1:{cluster.port}")
-    for site in cluster.stopped_sites():
-        echo(f"site {site} has stopped; see {cluster.log_file(site)}")
-    echo(processes)
-    for entry in cluster.runs():
-        echo(f"run {entry['run-id']}: {status_text(entry['status'])}")
+app.command()(deploy_status.status)
 
 
 @app.command()

@@ -19,7 +19,7 @@ from fedtilt.files import read_json
 from fedtilt.report.published import published_for
 from fedtilt.report.run_reader import read_run
 from fedtilt.report.summary import facts
-from fedtilt.report.verdict import verdict
+from fedtilt.report.verdict import thresholds, verdict
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.runs.trackers import trackers_of
@@ -115,7 +115,7 @@ def print_run(console: Console, folder: Path, trained: object, seconds: float) -
     data, comma, rest = facts(run).partition(",")
     console.print(f"\n[bold]{escape(data)}[/]{escape(comma + rest)} [dim]({seconds:.1f} s)[/]")
     console.print(comparison_table(run, console.width))
-    print_lines(console, *verdict(run))
+    print_lines(console, *verdict(run), *thresholds(run))
     console.print(legend(run))
     if tables := group_tables(run, console.width):
         console.print(*tables, group_legend(run), sep="\n")

@@ -115,7 +115,7 @@ def legend(run: Run) -> Table:
     lines = {"accuracy": "% of a client's test data, mean over clients"}
     if rare := compare.rare_class(run):
         labels = next(iter(run.predictions[0].values())).labels
-        random = f"a random ranking has {float(labels.bincount(minlength=2).min() / len(labels)):.3f}"
+        random = f"a random ranking has {int(labels.bincount(minlength=2).min()) / len(labels):.3f}"
         lines = {"AUPRC": f"average precision of class {escape(rare)} on all test samples; {random}"} | lines
     if score is not ACCURACY:
         lines = {"MAE, RMSE": "errors on a client's test data in the unit of the target, mean over clients"}

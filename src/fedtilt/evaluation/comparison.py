@@ -1,6 +1,8 @@
 """Which of two sets of models is better on the same test samples: on average over clients, and for which clients."""
 
 import math
+from collections.abc import Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from torch import Tensor
@@ -39,24 +41,31 @@ def sample_scores(predictions: Predictions) -> Tensor:
     return -(predictions.outputs - predictions.numbers.double()).abs()
 
 
-def compare(ours: Predictions, theirs: Predictions, confidence: float = 0.95) -> Comparison:
-    """Compare predictions on the same samples.
+def compare(pairs: Sequence[tuple[Predictions, Predictions]], confidence: float = 0.95) -> Comparison:
+    """Compare pairs of predictions, each on the same samples: one pair per seed.
 
-    The interval of the mean over clients is Student's t over clients; among fewer than `MIN_CLIENTS`, the clients are
-    fixed, and the variance is that of their samples. For a client, the samples on which only one of the two is right
-    (or nearer to the target) are heads and tails of a fair coin if both are equally good. (Q. McNemar, Note on the
-    sampling error of the difference between correlated proportions, Psychometrika 12, 1947.)
+    The difference of a client is its mean over seeds. The interval of the mean over clients is Student's t over
+    clients; among fewer than `MIN_CLIENTS`, the clients are fixed, and the variance is that of their samples.
+
+    For a client, the samples on which only one of the two is right (or nearer to the target) are heads and tails of a
+    fair coin if both are equally good. (Q. McNemar, Note on the sampling error of the difference between correlated
+    proportions, Psychometrika 12, 1947.) This is tested in the first seed, because the samples of several overlap.
     """
-    gains = sample_scores(ours) - sample_scores(theirs)
-    grouping = ours.groupings[CLIENT]
-    clients, p_values, variances = {}, {}, []
-    for number, name in enumerate(grouping.names):
-        of_client = gains[grouping.codes == number]
-        if len(of_client):
-            clients[name] = float(of_client.mean())
-            p_values[name] = _sign_test(int((of_client > 0).sum()), int((of_client < 0).sum()))
-            variances.append(float(of_client.var(correction=0)) / max(1, len(of_client) - 1))
-    return Comparison(_mean_over_clients(list(clients.values()), variances, confidence), clients, p_values)
+    gains: dict[str, list[float]] = {}  # by client, one per seed
+    variances: dict[str, list[float]] = {}
+    p_values: dict[str, float] = {}
+    for ours, theirs in pairs:
+        difference, grouping = sample_scores(ours) - sample_scores(theirs), ours.groupings[CLIENT]
+        for number, name in enumerate(grouping.names):
+            of_client = difference[grouping.codes == number]
+            if len(of_client):
+                gains.setdefault(name, []).append(float(of_client.mean()))
+                variance = float(of_client.var(correction=0)) / max(1, len(of_client) - 1)
+                variances.setdefault(name, []).append(variance)
+                p_values.setdefault(name, _sign_test(int((of_client > 0).sum()), int((of_client < 0).sum())))
+    clients = {name: fmean(values) for name, values in gains.items()}
+    of_clients = [fmean(values) for values in variances.values()]
+    return Comparison(_mean_over_clients(list(clients.values()), of_clients, confidence), clients, p_values)
 
 
 def compare_clients(ours: Tensor, theirs: Tensor, variances: Tensor, confidence: float = 0.95) -> PairedDifference:
@@ -89,6 +98,7 @@ def chance_spread(scores: Tensor, samples: Tensor) -> float:
         scores: accuracy of every client in percent, (clients,)
         samples: their test samples, (clients,)
 
+    >>> import torch
     >>> round(chance_spread(torch.tensor([90.0, 70.0]), torch.tensor([16, 16])), 1)
     10.0
     """

@@ -14,6 +14,7 @@ from fedtilt.engine.prepare import PreparedRun
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.groups import Grouping, groupings
+from fedtilt.evaluation.threshold import Threshold, choose_threshold
 from fedtilt.executors.in_process import one_thread
 from fedtilt.methods import Method
 
@@ -92,6 +93,27 @@ def predict(prepared: PreparedRun, methods: Sequence[Method], state: FederationS
         evaluator = Evaluator(prepared.federation, prepared.net, prepared.parts, prepared.device)
         outputs = {m.name: evaluator.predictions(m, state) for m in methods}
     return predictions_of(prepared.federation, outputs)
+
+
+def choose_thresholds(prepared: PreparedRun, methods: Sequence[Method], state: FederationState) -> dict[str, Threshold]:
+    """By method, the threshold of a rare class that is best on the validation data of all clients; empty: none is rare.
+
+    At most `RARE` of the validation samples are of a rare class; a model that predicts the most probable class may
+    never predict it.
+    """
+    federation = prepared.federation
+    if federation.target is not None or federation.classes != 2:
+        return {}
+    labels = federation.evaluation("validation")[1]
+    counts = labels.bincount(minlength=2)
+    rarer = int(counts.argmin())
+    if not 0 < int(counts[rarer]) <= RARE * len(labels):
+        return {}
+    with one_thread(prepared.device):
+        evaluator = Evaluator(federation, prepared.net, prepared.parts, prepared.device, "validation")
+        outputs = {m.name: evaluator.predictions(m, state)[:, rarer] for m in methods}
+    name = federation.class_names[rarer]
+    return {method: choose_threshold(name, found, labels == rarer) for method, found in outputs.items()}
 
 
 def predictions_of(federation: Federation, outputs: Mapping[str, Tensor]) -> dict[str, Predictions]:

@@ -26,6 +26,7 @@ from fedtilt.evaluation.metrics import ACCURACY, SCORES, GroupCounts, GroupMetri
 from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame, with_targets
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.evaluation.round_metrics import RoundMetrics
+from fedtilt.evaluation.threshold import Threshold
 from fedtilt.evaluation.weighted_predictions import ReliabilityBin, reliability_curve
 from fedtilt.files import file_name
 from fedtilt.imports import import_extra
@@ -165,6 +166,7 @@ class MethodResult(EvaluatedResult):
     """One method at the end of a run."""
 
     method: Method
+    threshold: Threshold | None = None  # on the probability of a rare class, chosen on validation data
     _net: nn.Module
     _parts: Parts
     _server: Tensors  # server state

@@ -69,6 +69,28 @@ class Threshold(NamedTuple):
         return torch.where(probabilities[:, own] >= self.value, own, others.argmax(1))
 
 
+def choose_threshold(name: str, probability: Tensor, is_class: Tensor) -> Threshold:
+    """The threshold with the highest F1 on samples, in the middle between the two probabilities that it separates.
+
+    >>> found = choose_threshold("ill", torch.tensor([0.9, 0.4, 0.3, 0.1]), torch.tensor([True, True, False, False]))
+    >>> round(found.value, 2)
+    0.35
+
+    Args:
+        name: of the class
+        probability: of the class, (S,)
+        is_class: whether a sample is of the class, (S,) bool; some are
+    """
+    ordered, order = probability.double().sort(descending=True, stable=True)
+    hits = is_class[order].cumsum(0)
+    predicted = torch.arange(1, len(ordered) + 1)
+    f1 = 2 * hits / (predicted + int(is_class.sum()))
+    is_last = torch.cat([ordered[1:] < ordered[:-1], torch.tensor([True])])  # samples with one probability go together
+    best = int(torch.where(is_last, f1, -1.0).argmax())
+    below = float(ordered[best + 1]) if best + 1 < len(ordered) else 0.0
+    return Threshold(name, (float(ordered[best]) + below) / 2, "f1")
+
+
 def _share(value: Any) -> float:
     value = number(value, "a threshold")
     if not 0 <= value <= 1:

@@ -31,7 +31,7 @@ from fedtilt.report.figure import Style, styles
 from fedtilt.report.figures import MAX_METHODS, build_figures
 from fedtilt.report.run_reader import Run
 from fedtilt.report.summary import cautions, certificates, facts, headline, worst_scores
-from fedtilt.report.verdict import verdict
+from fedtilt.report.verdict import thresholds, verdict
 from fedtilt.version import __version__
 
 
@@ -78,7 +78,7 @@ def _run_values(
         "headline": headline(run),
         "worst_scores": worst_scores(run),
         "certificate": certificates(run),
-        "verdict": verdict(run),
+        "verdict": [*verdict(run), *thresholds(run)],
         "cautions": cautions(run),
         "audit": os.path.relpath(audit, folder) if (audit := run.folder / "audit.html").exists() else "",
         "overview": comparison_cells(comparison_table(run, "evaluated"), overview_metrics(run)),
@@ -100,6 +100,7 @@ def _run_values(
             for table in group_tables(run)
             for metrics in [(*table.groups, *table.metrics)]
         ],
+        "is_rare": bool(rare_metrics(run)),
         "decision": decision._replace(figures=[]),
         "decision_figures": [html.figure(figure, f"{key}-") for figure in decision.figures],
         "has_published": bool(published),

@@ -22,6 +22,7 @@ from fedtilt.errors import InputError, InputWarning
 from fedtilt.evaluation.metrics import SCORES, Counts, Score
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.evaluation.round_metrics import RoundMetrics
+from fedtilt.evaluation.threshold import Threshold
 from fedtilt.files import interpreting, read_json, read_toml
 from fedtilt.storage.evaluations import Evaluations, History
 from fedtilt.storage.fingerprint import read_fingerprint
@@ -44,6 +45,7 @@ class SeedRun:
     class_names: tuple[str, ...]  # of the K columns
     group: str = CLASS  # what the columns are: classes, ranges of the target, or a column of groups
     attackers: tuple[int, ...] = ()  # clients, which are not evaluated
+    thresholds: Mapping[str, Threshold] = field(default_factory=dict)  # by method, of a rare class
     has_ended: bool = False  # early, by the stop rule of the run
     baselines: Mapping[str, RoundMetrics] = field(default_factory=dict)  # after the last evaluated round, by name
 
@@ -197,10 +199,19 @@ def _read_seed(folder: Path, seed: int, fingerprint: Mapping[str, Any]) -> SeedR
         )
     return SeedRun(
         seed=seed, folder=folder, history=history, counts={name: counts[name] for name in methods}, total=total,
-        baselines=_read_baselines(baselines_folder(folder), last),
+        baselines=_read_baselines(baselines_folder(folder), last), thresholds=_read_thresholds(folder),
         has_ended=(folder / EARLY_STOP).exists(),
         **_read_federation(folder / "federation.json", fingerprint, *total.shape),
     )  # fmt: skip
+
+
+def _read_thresholds(folder: Path) -> dict[str, Threshold]:
+    path = folder / "thresholds.json"
+    if not path.exists():
+        return {}
+    found = read_json(path)
+    with interpreting(path):
+        return {method: Threshold.from_json(values) for method, values in found["thresholds"].items()}
 
 
 def _read_baselines(folder: Path, round: int) -> dict[str, RoundMetrics]:

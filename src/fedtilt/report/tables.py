@@ -18,7 +18,7 @@ from fedtilt.report.compare import (
 )
 from fedtilt.report.run_reader import Run
 from fedtilt.report.summary import cautions, certificates, facts, headline, worst_scores
-from fedtilt.report.verdict import verdict
+from fedtilt.report.verdict import thresholds, verdict
 from fedtilt.text_tables import csv_text, markdown_table, markdown_text
 
 
@@ -29,7 +29,7 @@ def as_markdown(runs: Sequence[Run], published: Sequence[Published]) -> str:
         blocks += [f"## {markdown_text(run.name)}", f"{markdown_text(facts(run))}."]
         blocks += [
             f"**{markdown_text(headline(run))}** {markdown_text(worst_scores(run))}",
-            markdown_text(" ".join([*verdict(run), *cautions(run)])),
+            markdown_text(" ".join([*verdict(run), *thresholds(run), *cautions(run)])),
         ]
         blocks += [markdown_text(text)] if (text := certificates(run)) else []
         for view, table in comparison_tables(run).items():

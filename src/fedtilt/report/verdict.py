@@ -71,7 +71,9 @@ def _about_local(run: Run, best: str) -> list[str]:
         0: f"Whether federation helps is not clear: {text}.",
         -1: f"Federation does not help here: {text}.",
     }[gap.sign()]
-    found = _comparison(run.predictions[0], best, "local")
+    if rare_class(run) is not None:  # the accuracy of a client says little, and its AUPRC is uncertain
+        return [sentence]
+    found = _comparison(run, best, "local")
     worse, lower = found.worse(), [name for name, value in found.clients.items() if value < 0]
     seed = f" in seed {run.compared[0].seed}" if len(run.compared) > 1 else ""
     if worse:
@@ -115,21 +117,18 @@ def _change(run: Run, method: str, gap: PairedDifference) -> str:
 
 
 def _difference(run: Run, ours: str, theirs: str) -> PairedDifference:
-    """The mean over seeds of the difference; positive: ours is better. The interval is the widest of the seeds'."""
+    """The difference over all seeds; positive: ours is better."""
     confidence = 1 - 0.05 / len(run.methods)
-    found = []
-    for by_name in run.predictions:
-        if rare_class(run) is not None:
-            found.append(_auprc_difference(by_name[ours], by_name[theirs], confidence))
-        else:
-            found.append(compare(by_name[ours], by_name[theirs], confidence).difference)
+    if rare_class(run) is None:
+        return _comparison(run, ours, theirs, confidence).difference
+    found = [_auprc_difference(by_name[ours], by_name[theirs], confidence) for by_name in run.predictions]
     mean = fmean(gap.mean for gap in found)
     below, above = max(gap.mean - gap.low for gap in found), max(gap.high - gap.mean for gap in found)
-    return found[0]._replace(mean=mean, low=mean - below, high=mean + above)
+    return found[0]._replace(mean=mean, low=mean - below, high=mean + above)  # the widest of the seeds
 
 
-def _comparison(by_name: dict[str, Predictions], ours: str, theirs: str) -> Comparison:
-    return compare(by_name[ours], by_name[theirs])
+def _comparison(run: Run, ours: str, theirs: str, confidence: float = 0.95) -> Comparison:
+    return compare([(by_name[ours], by_name[theirs]) for by_name in run.predictions], confidence)
 
 
 def _auprc_difference(ours: Predictions, theirs: Predictions, confidence: float) -> PairedDifference:
@@ -143,6 +142,24 @@ def _auprc_difference(ours: Predictions, theirs: Predictions, confidence: float)
     return PairedDifference(value - other, float(low), float(high), np.nan, np.nan, len(gaps))
 
 
+def thresholds(run: Run) -> list[str]:
+    """What the thresholds that were chosen on validation data give on the test data, of the first seed; or nothing."""
+    found, texts = run.compared[0].thresholds, []
+    for method, threshold in found.items():
+        predictions = run.predictions[0].get(method)
+        if predictions is None:
+            return []
+        positive = predictions.class_names.index(threshold.name)
+        predicted = threshold.classes(predictions.probabilities, predictions.class_names) == positive
+        actual = predictions.labels == positive
+        hits, flagged, cases = int((predicted & actual).sum()), int(predicted.sum()), int(actual.sum())
+        texts.append(f"{method} ({threshold.value:.2g}) finds {hits} of {cases} and is right in {hits} of {flagged}")
+    if not texts:
+        return []
+    name = next(iter(found.values())).name
+    return [f"With a threshold on the probability of {name}, chosen on validation data: {'; '.join(texts)}."]
+
+
 def _names(names: Sequence[str]) -> str:
     more = [f"{len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
     return join_words([*names[:_MAX_NAMES], *more])
@@ -153,7 +170,14 @@ def _names(names: Sequence[str]) -> str:
 
 def model_cautions(run: Run) -> list[str]:
     """Personal models that are worse than the shared one, models that predict one class, clients with few samples."""
-    texts = [text for m in run.methods for text in (_about_personal(run, m), _about_one_class(run, m))]
+    texts = [_about_personal(run, method) for method in run.methods]
+    constant = [method for method in run.methods if _predicts_one_class(run, method)]
+    if constant:
+        verb = "predicts" if len(constant) == 1 else "predict"
+        rare = "as models of a rare class do; use a threshold, or class_weights = 'balanced'"
+        remedy = "train longer, or with a higher learning rate" if rare_class(run) is None else rare
+        texts.append(f"{join_words(constant)} {verb} the same class for every test sample: {remedy}.")
+    texts += [_about_collapse(run, method) for method in run.methods if method not in constant]
     return [text for text in (*texts, _about_few_samples(run)) if text]
 
 
@@ -184,13 +208,22 @@ def _about_personal(run: Run, method: str) -> str:
     )
 
 
-def _about_one_class(run: Run, method: str) -> str:
-    """Whether a method predicts one class alone: everywhere, or within most clients."""
-    tables = [(s.counts[method].evaluated, s.total) for s in run.compared if s.group == CLASS]
-    if not tables or run.score is not ACCURACY:
-        return ""
-    if all(bool(_one_class(sums.sum(0, keepdim=True), total.sum(0, keepdim=True), 1)) for sums, total in tables):
-        return f"{method} predicts the same class for every test sample: train longer, or with a higher learning rate."
+def _class_tables(run: Run, method: str) -> list[tuple[Tensor, Tensor]]:
+    """Correct predictions and samples by client and class, for every seed; empty: they are not by class."""
+    if run.score is not ACCURACY or run.group != CLASS:
+        return []
+    return [(seed_run.counts[method].evaluated, seed_run.total) for seed_run in run.compared]
+
+
+def _predicts_one_class(run: Run, method: str) -> bool:
+    """Whether a method predicts the same class for every test sample."""
+    tables = [(sums.sum(0, keepdim=True), total.sum(0, keepdim=True)) for sums, total in _class_tables(run, method)]
+    return bool(tables) and all(bool(_one_class(sums, total, 1)) for sums, total in tables)
+
+
+def _about_collapse(run: Run, method: str) -> str:
+    """Whether a method predicts one class alone within most clients, though not the same for all."""
+    tables = _class_tables(run, method)
     judged = [(total.sum(1) - total.amax(1)) >= _OTHER_SAMPLES for _, total in tables]
     found = [_one_class(sums, total, _OTHER_SAMPLES) for sums, total in tables]
     one, several = sum(int(c.sum()) for c in found), sum(int(c.sum()) for c in judged)

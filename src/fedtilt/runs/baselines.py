@@ -29,7 +29,7 @@ def baselines_of(prepared: PreparedRun, recorder: Recorder, round: int, notice: 
     """The baselines of a run after its last round, computed unless its folder has them."""
     folder = baselines_folder(recorder.folder) if isinstance(recorder, RunFolder) else None
     if folder is None:
-        evaluations, found = EvaluationHistory(), _compute(prepared, notice)
+        evaluations, found = EvaluationHistory(), _compute(prepared, round, notice)
         _record(prepared, evaluations, round, found)
         return _results(prepared, evaluations, round, {name: partial(_same, p) for name, p in found.items()})
     stored = Evaluations(folder)
@@ -37,7 +37,7 @@ def baselines_of(prepared: PreparedRun, recorder: Recorder, round: int, notice: 
     names = list(lines.rounds.get(round, {}))
     if lines.damaged or not names or round in stored.problems(lines, names):
         stored.restore(0, [], lambda _: False, notice)  # of fewer rounds, or damaged
-        found = _compute(prepared, notice)
+        found = _compute(prepared, round, notice)
         _record(prepared, stored, round, found)
         samples = sum(map(len, prepared.federation.test_index))
         if is_small(len(found), samples, prepared.federation.outputs):
@@ -52,14 +52,14 @@ def _same(predictions: Predictions) -> Predictions:
     return predictions
 
 
-def _compute(prepared: PreparedRun, notice: Notice) -> dict[str, Predictions]:
+def _compute(prepared: PreparedRun, round: int, notice: Notice) -> dict[str, Predictions]:
     federation, seed = prepared.federation, prepared.settings.seed
     outputs = constant_outputs(federation, seed)
     problem = pooled_problem(federation)
     if problem:
         notice(f"no pooled baselines: {problem}")
     found = predictions_of(federation, outputs | ({} if problem else pooled_outputs(federation, seed)))
-    return found if any(map(_is_local, prepared.methods)) else _train_alone(prepared, notice) | found
+    return found if any(map(_is_local, prepared.methods)) else _train_alone(prepared, round, notice) | found
 
 
 def _is_local(method: Method) -> bool:
@@ -68,16 +68,17 @@ def _is_local(method: Method) -> bool:
     return isinstance(personal, Personal) and personal.mu == 0 and personal.start == "initial"
 
 
-def _train_alone(prepared: PreparedRun, notice: Notice) -> dict[str, Predictions]:
+def _train_alone(prepared: PreparedRun, round: int, notice: Notice) -> dict[str, Predictions]:
     """Every client alone: from the initial model, with the settings of the run and as many steps as it has on average.
 
-    All train in every round, in as many rounds as a client is selected on average.
+    All train in every round, in as many rounds as a client is selected on average until `round`, the last of the run.
     """
     settings, method = prepared.settings, local()
-    rounds = max(1, round(settings.rounds * settings.participation))
+    rounds = max(1, int(round * settings.participation + 0.5))
+    schedule = settings.schedule.with_settings(warmup_rounds=min(settings.schedule.warmup_rounds, rounds - 1))
     alone = replace(
-        settings, rounds=rounds, eval_every=rounds, participation=1.0, privacy=None, attack=None, audit=False,
-        screen=None, server_optimizer=None,
+        settings, rounds=rounds, eval_every=rounds, participation=1.0, schedule=schedule, privacy=None, attack=None,
+        audit=False, screen=None, server_optimizer=None, stop=None,
     )  # fmt: skip
     federation = prepared.federation
     jobs = example_jobs([method], prepared.net, prepared.parts, alone, federation)

@@ -47,7 +47,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
 
     Attributes:
         classes_: the labels
-        result_: the `ft.Result` of the run, whose metrics are of the training rows; a pickled estimator has none
+        result_: the `ft.Result` of the run, whose metrics are of the training rows; a copy in another process has none
     """
 
     def __init__(

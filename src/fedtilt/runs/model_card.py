@@ -122,9 +122,21 @@ def _training(fingerprint: Mapping[str, Any], method: str) -> str:
     of_method = {k: _without_defaults(k, v) for k, v in fingerprint["methods"][method].items() if k != "name"}
     rows = [[f"method.{k}", format_toml(v) if isinstance(v, dict | list) else v] for k, v in of_method.items() if v]
     train = fingerprint["train"]
-    rows += [[key, train[key]] for key in _SETTINGS if train.get(key) is not None]
-    note = "Settings of the method that are not listed have their defaults."
+    rows += [[key, _setting_text(train[key])] for key in _SETTINGS if train.get(key) is not None]
+    note = "Settings that are not listed have their defaults."
     return f"## Training\n\n{_table(['setting', 'value'], rows)}\n\n{note}"
+
+
+def _setting_text(value: Any) -> Any:
+    """A training setting; of an object, its name and what is switched on.
+
+    >>> _setting_text({"name": "sgd", "momentum": 0.9, "nesterov": False, "clip_norm": None})
+    'sgd, momentum = 0.9'
+    """
+    if not isinstance(value, dict):
+        return value
+    name = value.get("name", value.get("rule"))
+    return ", ".join([str(name), *(f"{key} = {v}" for key, v in value.items() if v and key not in ("name", "rule"))])
 
 
 def _as_json(value: object) -> object:

@@ -18,10 +18,11 @@ from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
 from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.evaluation.groups import group_names
-from fedtilt.evaluation.predictions import Predictions, predict
+from fedtilt.evaluation.predictions import Predictions, choose_thresholds, predict
 from fedtilt.evaluation.results import MethodResult, Result
 from fedtilt.evaluation.round_metrics import metrics_by_method
 from fedtilt.evaluation.stop_check import StopCheck
+from fedtilt.evaluation.threshold import Threshold
 from fedtilt.locks import locked
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
@@ -195,6 +196,8 @@ def train_to_end(
         assert state is not None  # there is at least one round, trained now or before
         state = _end(recorder, state, rounds, check, callback.on_notice)
     _store_predictions(prepared, recorder, state)
+    if thresholds := choose_thresholds(prepared, prepared.methods, state):
+        recorder.record_thresholds(thresholds)
     return _result(prepared, recorder, state, _trained_run(recorder, state, fingerprint), callback.on_notice)
 
 
@@ -220,7 +223,8 @@ def _trained_run(
     if isinstance(recorder, RunFolder):  # not from memory: the results of many seeds would keep their models
         return partial(read_trained_run, recorder.folder.parent, fingerprint["train"]["seed"])
     server = {name: {key: tensor.cpu() for key, tensor in found.items()} for name, found in state.server.items()}
-    return partial(_run_in_memory, recorder, server, state.client_states, state.round, fingerprint)  # can be pickled
+    # no lambda: a result can be copied to another process
+    return partial(_run_in_memory, recorder, server, state.client_states, state.round, fingerprint)
 
 
 def _run_in_memory(
@@ -271,6 +275,7 @@ def _result(
 ) -> Result:
     evaluations, compared = recorder.evaluations, partial(baselines_of, prepared, recorder, state.round, notice)
     counts, total = evaluations.counts(state.round)
+    thresholds = recorder.description().get("thresholds", {})
     net = copy.deepcopy(prepared.net).cpu()
     groups = group_names(prepared.federation)
     return Result(
@@ -278,6 +283,7 @@ def _result(
             m.name: MethodResult(
                 name=m.name,
                 method=m,
+                threshold=Threshold.from_json(thresholds[m.name]) if m.name in thresholds else None,
                 history=evaluations.history[m.name],
                 sums=counts[m.name].evaluated,
                 total=total,

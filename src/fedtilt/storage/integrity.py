@@ -8,14 +8,15 @@ from typing import Any
 
 from fedtilt.errors import InputError
 from fedtilt.files import read_html, read_json, read_tensors, read_toml
+from fedtilt.storage.evaluations import Evaluations
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.provenance import read_record
-from fedtilt.storage.run_folder import RunFolder
+from fedtilt.storage.run_folder import RunFolder, baselines_folder
 
 _NEEDED = "no resume and no report until it is restored"
 _WRITTEN_AGAIN = "nothing: resuming writes it again"
 _EVALUATION = "its round in the curves; the last is trained again"
-_FROM_SPEC = {"federation.json", "model.json", "backend.json", "results.json"}
+_FROM_SPEC = {"federation.json", "model.json", "backend.json", "thresholds.json", "results.json"}
 
 
 @dataclass
@@ -80,6 +81,8 @@ def _check_seed(folder: Path, check: Callable[[str, str], Check]) -> None:
     for path in sorted(folder.glob("*.safetensors")):
         with check("constants and predictions", _WRITTEN_AGAIN).one():
             read_tensors(path)
+    if (baselines := baselines_folder(folder)).exists():
+        _check_baselines(baselines, check("baselines", _WRITTEN_AGAIN))
     lines = run_folder.evaluations.read_lines()
     metrics = check("lines of metrics", _EVALUATION)
     metrics.checked += sum(map(len, lines.rounds.values())) + len(lines.damaged)
@@ -97,3 +100,17 @@ def _check_seed(folder: Path, check: Callable[[str, str], Check]) -> None:
                 states.damaged.append(
                     f"{path} is damaged: client {name} of {method} in the checkpoint of round {round}"
                 )
+
+
+def _check_baselines(folder: Path, check: Check) -> None:
+    """What the methods are compared with, which a resumed run computes again if it is damaged."""
+    evaluations = Evaluations(folder)
+    lines = evaluations.read_lines()
+    check.checked += sum(map(len, lines.rounds.values())) + len(lines.damaged)
+    check.damaged += lines.damaged
+    for round in evaluations.counted_rounds():
+        with check.one():
+            evaluations.counts(round)
+    for path in sorted(folder.glob("*.safetensors")):
+        with check.one():
+            read_tensors(path)

@@ -31,6 +31,7 @@ from fedtilt.data.inputs import Shape
 from fedtilt.data.targets import NumericTarget
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.errors import InputError
+from fedtilt.evaluation.threshold import Threshold
 from fedtilt.files import interpreting, read_json, read_tensors, write_json, write_tensors
 from fedtilt.parts import Tensors
 from fedtilt.storage.checkpoints import Checkpoints
@@ -171,6 +172,11 @@ class RunFolder:
                 write_tensors(self._constants_file, constants)
             self._has_constants = True
 
+    def record_thresholds(self, thresholds: Mapping[str, Threshold]) -> None:
+        """Write the thresholds of methods."""
+        found = {method: threshold.to_json() for method, threshold in thresholds.items()}
+        write_json(self.folder / "thresholds.json", {"thresholds": found})
+
     def description(self) -> dict[str, Any]:
         """What `describe` wrote, without the constants."""
         paths = [self.folder / name for name in ("federation.json", "model.json", "thresholds.json")]
@@ -275,6 +281,10 @@ class InMemoryRun:
     ) -> None:  # fmt: skip
         """Remember what `RunFolder.describe` writes."""
         self._description, self._constants = {**names, **model}, constants
+
+    def record_thresholds(self, thresholds: Mapping[str, Threshold]) -> None:
+        """Remember the thresholds of methods."""
+        self._description["thresholds"] = {method: threshold.to_json() for method, threshold in thresholds.items()}
 
     def description(self) -> dict[str, Any]:
         """What `describe` was called with, without the constants."""

@@ -55,7 +55,7 @@ def test_words_for_missing_cells(tmp_path):
     assert torch.equal(table(numbers, **settings).x_train, expected.x_train)
     grouped = table(numbers, **settings, group="ward")  # in a group the word is a name
     assert grouped.group_names == {"ward": ("a", "b", "unbekannt")}
-    with pytest.raises(InputError, match=r"missing = '-999' is not a list; write missing = \['-999'\]"):
+    with pytest.raises(InputError, match="missing must be a list, got '-999'"):
         table(numbers, target="ill", missing="-999")
 
 

@@ -324,7 +324,7 @@ def test_columns_to_drop(tmp_path):
     assert data.schema.inputs == ("age",)
     assert torch.equal(data.x_train, table(path, target="well", client="site").x_train[:, :1])
     for drop, message in (
-        ("dose", r"drop = 'dose' is not a list; write drop = \['dose'\]"),
+        ("dose", r"drop must be a list, got 'dose'"),
         (["doze"], r"drop = 'doze' is not a column of .*; its columns are age, site, dose, well"),
         (["site"], r"drop contains 'site', which is the client; leave it out"),
         (["age", "dose"], r"no feature column"),

@@ -96,6 +96,23 @@ def test_other_columns_of_the_file_prove_it(tmp_path):
     assert numbers(tmp_path / "t.csv", decimal=",")[:2] == [1200, 950]
 
 
+def test_a_file_of_decimal_commas_is_read_like_one_of_points(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame(rng.normal(50, 20, (60, 3)).round(3), columns=["a", "b", "c"])
+    frame["n"], frame["y"] = rng.integers(0, 2000, 60), ["a", "b"] * 30
+    frame.loc[5, "a"] = None
+    frame.to_csv(tmp_path / "german.csv", index=False, sep=";", decimal=",")
+    frame.to_csv(tmp_path / "english.csv", index=False)
+    german, english = (table(tmp_path / f"{name}.csv", target="y") for name in ("german", "english"))
+    assert torch.equal(german.x_train, english.x_train)
+    assert [column.decimal for column in german.schema.columns] == [",", ",", ",", None]
+    (tmp_path / "late.csv").write_text(
+        "x;z;y\n" + "1,5;7;a\n2,5;8;b\n" * 9000 + "3.5;9;a\n"
+    )  # a point after the first rows
+    late = open_table(tmp_path / "late.csv", TableSettings(target="y"))
+    assert read_values(late.reader, "x").values[-3:].tolist() == [1.5, 2.5, 3.5]
+
+
 def test_a_large_file_whose_first_rows_do_not_tell(tmp_path):
     rows = [f"{100 + n % 800};{n % 2}" for n in range(20_000)] + ["1.000;1", "2.000;0"]
     (tmp_path / "t.csv").write_text("\n".join(["x;y", *rows]))

@@ -201,7 +201,8 @@ def test_only_a_registered_key_connects_through_the_proxy(port: Port, tmp_path: 
 def test_sites_train_through_the_proxy_and_none_takes_the_place_of_another(tmp_path: Path) -> None:
     app, run = write_app(tmp_path / "app"), tmp_path / "run"
     with proxied_superlink(tmp_path / "c", sites=3) as (cluster, _):
-        cluster.start_supernode(2, {"partition-id": 0})  # its key is registered, and it claims to be site 0
+        cluster.node_config[2] = {"partition-id": 0}  # its key is registered, and it claims to be site 0
+        cluster.start_supernode(2)
         cluster.wait_for_sites(1)
         for site in (0, 1):
             cluster.start_supernode(site)

@@ -231,8 +231,8 @@ def _read(
     if _is_torch(value):
         return read_torch(value, origin, columns.get("target"), class_names, task)
     raise InputError(
-        f"{origin} is a {type(value).__name__}; give a ft.data.Dataset, arrays (x, y), a DataFrame, a PyTorch dataset or "
-        "DataLoader, a Hugging Face dataset, or a pair (train, test) of these"
+        f"{origin} is a {type(value).__name__}; give a ft.data.Dataset, arrays (x, y), a DataFrame, a PyTorch dataset "
+        "or DataLoader, a Hugging Face dataset, or a pair (train, test) of these"
     )
 
 

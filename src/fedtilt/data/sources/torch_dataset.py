@@ -30,10 +30,10 @@ def from_torch(
 ) -> Dataset:
     """Read a PyTorch dataset, such as torchvision's, or a DataLoader as a data set.
 
-    Every sample is read once, so a random transform is drawn once; an iterable dataset must end. Of a loader, batch size
-    and shuffling do not matter. A sample is a pair (x, label) or a dictionary with a
-    label; x is a tensor, an array, a PIL image or a dictionary. uint8 images are scaled to [-1, 1] for the model,
-    floating-point numbers are used as they are.
+    Every sample is read once, so a random transform is drawn once; an iterable dataset must end, and batch size and
+    shuffling of a loader do not matter. A sample is a pair (x, label) or a dictionary with a label; x is a tensor, an
+    array, a PIL image or a dictionary. uint8 images are scaled to [-1, 1] for the model, floating-point numbers are
+    used as they are.
 
     Args:
         train: the training samples
@@ -55,10 +55,8 @@ def from_torch(
         train=read_torch(train, "the training data", target, class_names, task),
         test=None if test is None else read_torch(test, "the test data", target, class_names, task),
     )
-    return make_dataset(
-        [samples], name or type(getattr(train, "dataset", train)).__name__, class_names=class_names, test_share=test_share, seed=seed,
-        keep_clients=False,
-    )  # fmt: skip
+    name = name or type(getattr(train, "dataset", train)).__name__
+    return make_dataset([samples], name, class_names=class_names, test_share=test_share, seed=seed, keep_clients=False)
 
 
 def is_torch(data: object) -> bool:

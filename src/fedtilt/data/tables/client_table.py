@@ -27,6 +27,7 @@ class ClientTable:
     rows: FileRows | IndexRows
     client: str = ""  # whose rows they are, if there are several
     read_text: Callable[[str, bool], pa.ChunkedArray] | None = None  # a column as written; True: of its first rows
+    point: str = "."  # the decimal separator with which `read` found numbers in text
 
     @property
     def short_name(self) -> str:
@@ -38,7 +39,7 @@ class ClientTable:
         array = self.read(column)
         if self.read_text is None or not pa.types.is_float64(array.type) or not _can_be_thousands(array):
             return array
-        if "." in proven_decimals(_distinct(self.read_text(column, True))):
+        if self.point in proven_decimals(_distinct(self.read_text(column, True))):
             return array
         texts = self.read_text(column, False)
         return texts if any(parse_number(text).is_ambiguous for text in _distinct(texts)) else array
@@ -54,7 +55,7 @@ class ClientTable:
                 numbers = [each for each in parsed if each.is_number]
                 found |= {each.decimal for each in numbers} - {""} if 2 * len(numbers) > len(parsed) else set()
             elif self.read_text is not None and pa.types.is_float64(array.type) and has_fraction(array.to_numpy()):
-                found.add(".")
+                found.add(self.point)
         return found.pop() if len(found) == 1 else None
 
 
@@ -64,7 +65,7 @@ def _distinct(array: pa.ChunkedArray) -> list[str]:
 
 
 def _can_be_thousands(array: pa.ChunkedArray) -> bool:
-    """Whether these numbers can be written with three digits behind the point, and one to three before it."""
+    """Whether these numbers can be written with three digits behind the separator, and one to three before it."""
     values = array.to_numpy()
     for part in (values[:_SAMPLE], values):
         size = np.abs(part[np.isfinite(part)])

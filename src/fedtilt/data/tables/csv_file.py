@@ -21,6 +21,9 @@ _MISSING_SPELLINGS = tuple(
     sorted({spell(word) for word in MISSING_WORDS for spell in (str, str.upper, str.capitalize)} | {"NaN", "-NaN"})
 )
 _HEAD = 1 << 16  # bytes of a file that tell what its columns are
+_COMMA, _POINT = (  # cells such as 12,5 and 12.5: not of three digits behind the separator
+    re.compile(rb"[;\t\r\n][+-]?\d+" + mark + rb"(\d{1,2}|\d{4,})(?=[;\t\r\n])") for mark in (b",", rb"\.")
+)
 
 
 def read_csv(path: Path, text: Sequence[str], files: Files) -> ClientTable:
@@ -31,11 +34,13 @@ def read_csv(path: Path, text: Sequence[str], files: Files) -> ClientTable:
     content, encoding = _content(path, files.encoding) if path.suffix.lower() == ".gz" else (None, None)
     head = _head(path) if content is None else content[:_HEAD]
     separator = _separator(path, head)
-    found = _try(path, content, head, separator, types, files)
+    point = _decimal_point(head, separator)
+    found = _try(path, content, head, separator, point, types, files)
     if found is None:  # as UTF-8
         content, encoding = _content(path, files.encoding)
         head, separator = content[:_HEAD], _separator(path, content)
-        found = _try(path, content, head, separator, types, files)
+        point = _decimal_point(head, separator)
+        found = _try(path, content, head, separator, point, types, files)
     if found is None:
         assert content is not None
         _raise_problem(path, content, separator)
@@ -47,7 +52,7 @@ def read_csv(path: Path, text: Sequence[str], files: Files) -> ClientTable:
 
     table = from_arrow(str(path), found, FileRows(str(path), found.num_rows, separator, encoding))
     header = table.header
-    return replace(table, read_text=read_text)
+    return replace(table, read_text=read_text, point=point)
 
 
 def _content(path: Path, encoding: str | None) -> tuple[bytes, str | None]:
@@ -67,13 +72,14 @@ def _head(path: Path) -> bytes:
 
 
 def _try(
-    path: Path, content: bytes | None, head: bytes, separator: str, types: dict[str, pa.DataType], files: Files
-) -> pa.Table | None:
+    path: Path, content: bytes | None, head: bytes, separator: str, point: str, types: dict[str, pa.DataType],
+    files: Files,
+) -> pa.Table | None:  # fmt: skip
     """The file as Arrow reads it; None if it cannot, or if text is not UTF-8."""
-    for options in _attempts(head, separator, types, files.missing):
+    for options in _attempts(head, separator, point, types, files.missing):
         try:
             with reading(path):
-                table = _read(path if content is None else content, separator, **options)
+                table = _read(path if content is None else content, separator, point=point, **options)
             names = table.column_names
         except pa.ArrowInvalid:
             continue
@@ -87,19 +93,20 @@ def _try(
 def _read(
     source: Path | bytes, separator: str, types: Mapping[str, pa.DataType],
     missing: Sequence[str] = _MISSING_SPELLINGS, *, quoted_newlines: bool = True, columns: Sequence[str] = (),
+    point: str = ".",
 ) -> pa.Table:  # fmt: skip
     """Read with Arrow; `types` are those of some columns, the others are inferred."""
     return pyarrow.csv.read_csv(
         source if isinstance(source, Path) else pa.BufferReader(source),
         parse_options=pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=quoted_newlines),
         convert_options=pyarrow.csv.ConvertOptions(
-            null_values=missing, column_types=types, auto_dict_encode=True, include_columns=columns
+            null_values=missing, column_types=types, auto_dict_encode=True, include_columns=columns, decimal_point=point
         ),
     )
 
 
 def _attempts(
-    head: bytes, separator: str, types: dict[str, pa.DataType], missing: Sequence[str]
+    head: bytes, separator: str, point: str, types: dict[str, pa.DataType], missing: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """The options of `_read` to try, the fastest first: what they rule out is an error.
 
@@ -108,7 +115,8 @@ def _attempts(
     """
     words = [*_MISSING_SPELLINGS, *missing]
     try:
-        schema = _read(head[: head.rfind(b"\n") + 1], separator, types, words, quoted_newlines=False).schema
+        first = head[: head.rfind(b"\n") + 1]
+        schema = _read(first, separator, types, words, quoted_newlines=False, point=point).schema
     except (pa.ArrowInvalid, UnicodeDecodeError):
         yield {"types": types, "missing": words}
         return
@@ -119,6 +127,13 @@ def _attempts(
     fractions = {field.name: field.type for field in schema if pa.types.is_float64(field.type)}
     yield {"types": fractions | types, "missing": words, "quoted_newlines": False}
     yield {"types": types, "missing": words}
+
+
+def _decimal_point(head: bytes, separator: str) -> str:
+    """A comma if the first rows have numbers that prove it and none that prove a point, which is the default."""
+    if separator == "," or not _COMMA.search(head) or _POINT.search(head):
+        return "."
+    return ","
 
 
 def _separator(path: Path, head: bytes) -> str:

@@ -29,12 +29,13 @@ class ColumnDescription:
 
 
 def describe_file(table: ClientTable) -> str | None:
-    """How a text file is written, if it is not in UTF-8 with commas between its cells."""
+    """How a text file is written, if it is not in UTF-8 with commas between its cells and decimal points."""
     rows = table.rows
     separator = rows.separator if isinstance(rows, FileRows) else None
     parts = [
         *([rows.encoding] if isinstance(rows, FileRows) and rows.encoding else []),
         *([f"separated by {separator!r}"] if separator not in (None, ",", "\t") else []),
+        *(["decimal comma"] if table.point == "," else []),
     ]
     return f"{table.short_name} {', '.join(parts)}" if parts else None
 

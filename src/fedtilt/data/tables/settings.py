@@ -1,10 +1,10 @@
 """The settings of a table: keywords of `ft.data.table`, and keys of `[data]` in a spec."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from fedtilt.config.setting_fields import Name, setting
+from fedtilt.config.setting_fields import Name, check_value, setting
 from fedtilt.data.tables.number_text import DECIMALS
 from fedtilt.errors import InputError
 
@@ -13,33 +13,47 @@ ROLES = ("target", "client", "group", "weight", "split", "split_group", "split_t
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """How a table's files are written, where they do not tell themselves; a schema carries it to new rows.
+    """How a table's files are written, where they do not tell themselves; a schema carries it to new rows."""
 
-    Args:
-        encoding: of text files that are not UTF-8
-        missing: cells that count as empty, beside the usual ones
-        rename: a column's name in some file → its name in the table
-        decimal: the decimal separator of numbers that can be read in two ways
-        ignore_case: whether names that differ only in case and blanks are the same
-    """
-
-    encoding: str | None = None
-    missing: tuple[str, ...] = ()
-    rename: Mapping[str, str] = field(default_factory=dict)
-    decimal: str | None = None
-    ignore_case: bool = False
+    rename: dict[str, Name] = setting(
+        {},
+        "other names of columns, where files have the old ones: the names in files that differ become one; it may be a "
+        "table [data.rename] of its own",
+        example={"Alter": "age"},
+        allowed="a table of old and new names, such as {Alter = 'age'}",
+    )
+    missing: tuple[Name, ...] = setting(
+        (),
+        "cells that count as empty in inputs and target, beside the usual ones such as NA",
+        allowed='a list of cells, such as ["unknown", "-999"]',
+    )
+    decimal: str | None = setting(
+        None,
+        "the decimal separator where a file's numbers do not tell, such as 15.300",
+        choices=DECIMALS,
+        example=",",
+        allowed="a point or a comma",
+    )
+    encoding: str | None = setting(
+        None,
+        "the encoding of text files that are not UTF-8; default: cp1252, else latin-1",
+        example="cp850",
+        allowed="a name of Python's",
+    )
+    ignore_case: bool = setting(
+        False, "whether names of categories, classes and groups that differ only in case and blanks are the same"
+    )
 
     def __post_init__(self) -> None:
-        if isinstance(self.missing, str) or not isinstance(self.missing, Iterable):
-            raise InputError(f"missing = {self.missing!r} is not a list; write missing = [{self.missing!r}]")
+        for each in (field for field in fields(self) if field.name in OF_TABLE):  # a spec has others
+            value = getattr(self, each.name)
+            if each.metadata["choices"] == DECIMALS and value not in (None, *DECIMALS):
+                raise InputError(f"{each.name} = {value!r} is not possible; choose '.' or ','")
+            if value is not None and each.name not in ROLES:
+                object.__setattr__(self, each.name, check_value(each, value))
         if not isinstance(self.rename, Mapping):
             raise InputError(f"rename = {self.rename!r} is not possible; give a table of old and new names")
-        object.__setattr__(self, "missing", tuple(map(str, self.missing)))
         object.__setattr__(self, "rename", {str(old): str(new) for old, new in self.rename.items()})
-        if self.decimal is not None and self.decimal not in DECIMALS:
-            raise InputError(f"decimal = {self.decimal!r} is not possible; choose '.' or ','")
-        if not isinstance(self.ignore_case, bool):
-            raise InputError(f"ignore_case = {self.ignore_case!r} is not possible; write true or false")
         if self.encoding is not None:
             try:
                 "".encode(self.encoding)
@@ -61,8 +75,8 @@ class Files:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableSettings:
-    """What a user says of a table."""
+class _Roles:
+    """What columns are, and which rows and columns are used."""
 
     target: Name | None = setting(
         None,
@@ -114,25 +128,12 @@ class TableSettings:
         example="admitted",
         allowed="a column of file",
     )
-    rename: dict[str, Name] = setting(
-        {},
-        "other names of columns, where files have the old ones: the names in files that differ become one; it may be a "
-        "table [data.rename] of its own",
-        example={"Alter": "age"},
-        allowed="a table of old and new names, such as {Alter = 'age'}",
-    )
-    missing: tuple[Name, ...] = setting(
-        (),
-        "cells that count as empty in inputs and target, beside the usual ones such as NA",
-        allowed='a list of cells, such as ["unknown", "-999"]',
-    )
-    decimal: str | None = setting(
-        None,
-        "the decimal separator where a file's numbers do not tell, such as 15.300",
-        choices=DECIMALS,
-        example=",",
-        allowed="a point or a comma",
-    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSettings(Files, _Roles):
+    """What a user says of a table."""
+
     thousands: str | None = setting(
         None,
         "the separator of thousands where a file's numbers do not tell; the decimal separator is the other one",
@@ -140,45 +141,23 @@ class TableSettings:
         example=".",
         allowed="a point or a comma",
     )
-    encoding: str | None = setting(
-        None,
-        "the encoding of text files that are not UTF-8; default: cp1252, else latin-1",
-        example="cp850",
-        allowed="a name of Python's",
-    )
-    ignore_case: bool = setting(
-        False, "whether names of categories, classes and groups that differ only in case and blanks are the same"
-    )
 
     def __post_init__(self) -> None:
-        for key in ("drop", "missing"):
-            value = getattr(self, key)
-            if isinstance(value, str) or not isinstance(value, Iterable):
-                raise InputError(f"{key} = {value!r} is not a list; write {key} = [{value!r}]")
-            object.__setattr__(self, key, tuple(map(str, value)))
+        super().__post_init__()
         for key in ROLES:
             value = getattr(self, key)
             if key == "group" and value is not None and not isinstance(value, str | int):
                 object.__setattr__(self, key, tuple(map(str, value)))
             elif value is not None:
                 object.__setattr__(self, key, str(value))
-        for key in ("group_is_input", "drop_unlabelled"):
-            if not isinstance(getattr(self, key), bool):
-                raise InputError(f"{key} = {getattr(self, key)!r} is not possible; choose True or False")
-        if self.thousands is not None and self.thousands not in DECIMALS:
-            raise InputError(f"thousands = {self.thousands!r} is not possible; choose '.' or ','")
         if self.thousands is not None and self.thousands == self.decimal:
             raise InputError(f"decimal and thousands are both {self.decimal!r}; leave one of them out")
-        self.files  # noqa: B018  # it checks the rest
 
     @property
     def files(self) -> Files:
         """How the files are written."""
         decimal = self.decimal if self.thousands is None else DECIMALS[self.thousands == "."]
-        return Files(
-            encoding=self.encoding, missing=self.missing, rename=self.rename, decimal=decimal,
-            ignore_case=self.ignore_case,
-        )  # fmt: skip
+        return Files(**{each.name: getattr(self, each.name) for each in fields(Files)} | {"decimal": decimal})
 
     @property
     def group_columns(self) -> tuple[str, ...]:

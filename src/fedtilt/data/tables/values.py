@@ -10,6 +10,7 @@ from fedtilt.data.naming import sort_names
 from fedtilt.data.tables.cells import BadCells, ColumnValues, TextColumn, all_missing, distinct_texts, yes_no_values
 from fedtilt.data.tables.client_table import has_fraction, is_number, is_text
 from fedtilt.data.tables.date_text import DAY, to_days
+from fedtilt.data.tables.number_text import common_decimal
 from fedtilt.data.tables.reader import TableReader, join_arrays
 from fedtilt.data.tables.schema import Column
 from fedtilt.errors import InputError
@@ -48,7 +49,8 @@ def read_values(reader: TableReader, name: str, known: Column | None = None, *, 
         if len(bad):
             raise BadCells(reader, name, {int(i): f"{values[i]:g}" for i in bad}, "yes/no columns have 0 and 1")
     has_point = found == "number" and pa.types.is_floating(column.type) and has_fraction(values)
-    return ColumnValues(kind or found, values=values, decimal="." if has_point else None)
+    decimal = common_decimal(table.point for table in reader.tables) if has_point else None
+    return ColumnValues(kind or found, values=values, decimal=decimal)
 
 
 def read_names(reader: TableReader, name: str, *, gaps: bool = False) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -178,7 +180,7 @@ def class_numbers(names: Sequence[str], classes: Sequence[str]) -> dict[str, int
     """The class of each label that has one: of the same name, or else of the same meaning as yes or no.
 
     >>> class_numbers(["JA", "no"], ["no", "yes"]), class_numbers(["ill"], ["well", "ill"])
-    ({'JA': 1, 'no': 0}, {'ill': 1})
+    ({'no': 0, 'JA': 1}, {'ill': 1})
     """
     meanings = yes_no_values(classes) if len(classes) == 2 else None
     number = {meaning: classes.index(name) for name, meaning in (meanings or {}).items()}

@@ -48,6 +48,7 @@ class LocalCluster:
     id: str = ""
     link: list[Process] = field(default_factory=list)  # the SuperLink and its SuperExec
     nodes: dict[int, list[Process]] = field(default_factory=dict)  # of each site: the SuperNode and its SuperExec
+    node_config: dict[int, dict[str, object]] = field(default_factory=dict)  # of each site: more for --node-config
 
     @classmethod
     def load(cls, home: Path) -> "LocalCluster":
@@ -59,6 +60,7 @@ class LocalCluster:
         try:
             values["link"] = [Process(*process) for process in values["link"]]
             values["nodes"] = {int(n): [Process(*p) for p in processes] for n, processes in values["nodes"].items()}
+            values["node_config"] = {int(n): config for n, config in values["node_config"].items()}
             return cls(home=home.resolve(), **values)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{path} is damaged or of another version ({error!r}); delete it") from None
@@ -69,14 +71,10 @@ class LocalCluster:
 
     # -- up and down -------------------------------------------------------------------------------------------------
 
-    def up(
-        self, *, node_config: Mapping[int, Mapping[str, object]] | None = None, timeout: float = 60,
-        notice: Callable[[str], None] = lambda text: None,
-    ) -> None:  # fmt: skip
+    def up(self, *, timeout: float = 60, notice: Callable[[str], None] = lambda text: None) -> None:
         """Start all processes and wait until all sites are connected, or not at all if the timeout is 0.
 
-        `node_config` has more keys for the `--node-config` of some sites; `notice` is called with one sentence if the
-        start takes longer than usual.
+        `notice` is called with one sentence if the start takes longer than usual.
         """
         self.home = private_folder(self.home).resolve()
         with self._locked():
@@ -95,12 +93,28 @@ class LocalCluster:
                     with ThreadPoolExecutor(os.cpu_count()) as pool:  # a process each
                         list(pool.map(self.register_key, map(self.key_file, range(self.sites))))
                 for site in range(self.sites):
-                    self.start_supernode(site, (node_config or {}).get(site, {}))
+                    self.start_supernode(site)
                 if timeout:
                     self.wait_for_sites(self.sites, timeout)
             except BaseException:
                 self._stop()
                 raise
+
+    def restart_site(self, site: int, notice: Callable[[str], None] = lambda text: None) -> None:
+        """Stop the processes of one site of a running cluster, start them again, and wait until it is connected."""
+        if site not in range(self.sites):
+            raise InputError(f"there is no site {site}; the sites are 0 to {self.sites - 1}")
+        with self._locked():
+            if problem := self.problem():
+                raise InputError(problem)
+            processes.end(self.nodes.get(site, []))
+            others = self.sites - len(self.stopped_sites())
+            self._wait_for_killed_sites(notice, others)
+            self.start_supernode(site)
+            _wait_until(
+                lambda: self.connected_sites() > others, 60,
+                lambda: f"site {site} does not connect; see {self.log_file(site)}",
+            )  # fmt: skip
 
     def down(self) -> list[int]:
         """Stop every process of the cluster; returns the stopped ones."""
@@ -134,13 +148,13 @@ class LocalCluster:
         """The sites whose SuperNode or SuperExec has ended."""
         return [n for n, node in sorted(self.nodes.items()) if not all(processes.is_alive(p) for p in node)]
 
-    def _wait_for_killed_sites(self, notice: Callable[[str], None]) -> None:
+    def _wait_for_killed_sites(self, notice: Callable[[str], None], others: int = 0) -> None:
         """Wait until the SuperLink no longer counts sites that were killed: it rejects a key that it counts."""
-        if not self.connected_sites():
+        if self.connected_sites() <= others:
             return
         notice(f"the SuperLink does not know yet that its sites were stopped: waiting up to {_HEARTBEAT} s")
-        message = f"the SuperLink still counts sites of an earlier cluster; see {self.server_log_file}"
-        _wait_until(lambda: not self.connected_sites(), _HEARTBEAT, lambda: message, interval=3)
+        message = f"the SuperLink still counts sites that were stopped; see {self.server_log_file}"
+        _wait_until(lambda: self.connected_sites() <= others, _HEARTBEAT, lambda: message, interval=3)
 
     def _make_certificates(self) -> None:
         folder = self.home / "certificates"
@@ -187,11 +201,12 @@ class LocalCluster:
         self.link.append(processes.start(command, env, self.server_log_file, folder))
         self._save()
 
-    def start_supernode(self, site: int, node_config: Mapping[str, object] | None = None) -> None:
+    def start_supernode(self, site: int) -> None:
         """Start the SuperNode of a site and its SuperExec."""
         folder, port = self.home / f"site-{site}", free_port()
         secret = make_secret(folder)
-        config = {"partition-id": site, "state-dir": str(folder / "state"), ACCEPT_ALL: True, **(node_config or {})}
+        config: dict[str, object] = {"partition-id": site, "state-dir": str(folder / "state"), ACCEPT_ALL: True}
+        config |= self.node_config.get(site, {})
         own, credentials = None, None
         if self._authority is not None:
             own = make_port_certificates(folder / "port")

@@ -103,9 +103,7 @@ def stop(cluster_id: str, *stages: Sequence[Process], timeout: float = 8.0) -> l
     started = [process for stage in stages for process in stage]
     pids = running(cluster_id, started)
     for stage in stages:
-        _send(_alive(stage), signal.SIGTERM)
-        _wait_while(partial(_alive, stage), timeout)
-        _send(_alive(stage), signal.SIGKILL)
+        end(stage, timeout)
     _wait_while(partial(running, cluster_id, started), timeout)
     for _ in range(50):
         remaining = running(cluster_id, started)
@@ -114,6 +112,14 @@ def stop(cluster_id: str, *stages: Sequence[Process], timeout: float = 8.0) -> l
         _send(remaining, signal.SIGKILL)
         time.sleep(0.1)
     raise InputError(f"processes {running(cluster_id, started)} do not end; stop them by hand")
+
+
+def end(started: Sequence[Process], timeout: float = 8.0) -> None:
+    """Terminate processes that `start` returned, and kill those that stay; they terminate their helpers."""
+    _send(_alive(started), signal.SIGTERM)
+    _wait_while(partial(_alive, started), timeout)
+    _send(_alive(started), signal.SIGKILL)
+    _wait_while(partial(_alive, started), timeout)
 
 
 def _wait_while(pids: Callable[[], Sequence[int]], timeout: float) -> None:

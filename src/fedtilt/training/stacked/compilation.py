@@ -3,16 +3,20 @@
 Before, the graph of its operations is changed: constants become inputs, and what is not needed is removed.
 """
 
+import atexit
 import contextlib
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
+
+from fedtilt.compiler import LibraryUnavailable, private_cache_folder
 
 _aten = torch.ops.aten
 
@@ -83,14 +87,19 @@ def _prepare_triton() -> Iterator[None]:
 
 
 def _set_cache_folder() -> None:
-    """Let torch keep compiled steps in the user's home; its default is a temporary folder, which may be emptied."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        folder = (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "fedtilt" / "torch"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # no home, or one that cannot be written to
+    """Let torch keep compiled steps in a folder of the user's home, or of this process if others can write that one.
+
+    Torch reads objects there that can run code. Its default is a folder in /tmp with a name that every user can guess,
+    and make first.
+    """
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
         return
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    try:
+        folder = str(private_cache_folder("torch"))
+    except LibraryUnavailable:
+        folder = tempfile.mkdtemp(prefix="fedtilt-torch-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
 
 
 def lift_constants(graph: fx.GraphModule) -> list[Tensor]:

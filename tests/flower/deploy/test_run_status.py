@@ -1,0 +1,104 @@
+"""How far a run is, from the files that the server writes; and one site that is restarted."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from flwr.app import Message
+from typer.testing import CliRunner
+
+from fedtilt.cli.deploy import app
+from fedtilt.files import write_json
+from fedtilt.flower.deploy.local_cluster import LocalCluster
+from fedtilt.flower.deploy.run_status import run_status
+from tests.helpers.loopback import Deployment
+
+
+@pytest.fixture
+def run(deployment: Deployment, tmp_path: Path) -> Path:
+    """Two rounds; site 1 is silent in the second."""
+
+    def silent(reply: Message, site: int, round: int) -> list[Message]:
+        return [] if (site, round, reply.metadata.message_type) == (1, 2, "train") else [reply]
+
+    deployment.run(silent, set="train.eval_every=1", quorum=0.5)
+    return tmp_path / "run"
+
+
+def test_a_finished_run(run: Path) -> None:
+    status = run_status(run)
+    assert status is not None
+    assert (status.round, status.rounds, status.is_finished, status.seconds_left) == (2, 2, True, None)
+    last = [json.loads(line) for line in (run / "seed-0/metrics.jsonl").read_text().splitlines()][-1]
+    assert status.metrics is not None
+    assert status.metrics[0] == 2
+    assert status.metrics[1]["accuracy"] == last["personal"]["accuracy"]
+    assert status.sites == {0: "round 2", 1: "round 1; in round 2: did not reply in time"}
+
+
+def test_the_time_that_is_left_follows_from_the_rounds_that_are_kept(run: Path) -> None:
+    (run / "results.json").unlink()
+    spec = (run / "spec.toml").read_text()
+    (run / "spec.toml").write_text(spec[: spec.rindex("# sha256")].replace("rounds = 2", "rounds = 12"))
+    for round in (0, 1, 2):
+        os.utime(run / f"seed-0/checkpoints/round-{round:05d}/manifest.json", (1000 + 30 * round,) * 2)
+    status = run_status(run, now=1065.0)
+    assert status is not None
+    assert (status.seconds_left, status.idle_seconds, status.is_finished) == (300.0, 5.0, False)
+    write_json(run / "stopped.json", {"reason": "too few sites"})
+    status = run_status(run)
+    assert status is not None
+    assert (status.stopped, status.seconds_left) == ("too few sites", None)
+
+
+def test_files_that_are_not_written_yet_are_no_error(run: Path, tmp_path: Path) -> None:
+    assert run_status(tmp_path / "nothing") is None
+    metrics = run / "seed-0/metrics.jsonl"
+    metrics.write_text(metrics.read_text()[:-40])  # the last line is written just now
+    status = run_status(run)
+    assert status is not None
+    assert status.metrics is not None
+    assert status.metrics[0] == 1
+    (run / "seed-0/participation.json").unlink()
+    assert run_status(run) is None
+
+
+def test_the_status_of_a_real_server(run: Path, tmp_path: Path) -> None:
+    home = tmp_path / "server"
+    (home / "runs").mkdir(parents=True)
+    run.rename(home / "runs/mine-fedtilt")
+    for options in ([], ["--watch"]):  # which ends, because nothing trains
+        done = CliRunner().invoke(app, ["status", str(home), *options])
+        assert done.exit_code == 0, done.output
+        lines = done.output.splitlines()
+        assert lines[0] == "mine-fedtilt: round 2 of 2, finished"
+        assert lines[1].startswith("  after round 2: accuracy ")
+        assert lines[2:4] == ["  site 0: round 2", "  site 1: round 1; in round 2: did not reply in time"]
+        assert lines[4].startswith("  --back-to can be 0, 1, 2")
+
+
+@pytest.mark.slow
+def test_one_site_is_restarted_with_its_own_settings(tmp_path: Path) -> None:
+    cluster = LocalCluster(home=tmp_path, sites=2, node_config={1: {"data": "/a b.csv"}})
+    cluster.up()
+    try:
+        before = {site: [process.pid for process in node] for site, node in cluster.nodes.items()}
+        again = LocalCluster.load(tmp_path)
+        os.kill(before[1][0], signal.SIGTERM)
+        end = time.monotonic() + 60
+        while not again.stopped_sites() and time.monotonic() < end:
+            time.sleep(0.2)
+        assert again.stopped_sites() == [1]
+        again.restart_site(1)
+        assert again.connected_sites() == 2
+        assert again.stopped_sites() == []
+        after = {site: [process.pid for process in node] for site, node in LocalCluster.load(tmp_path).nodes.items()}
+        assert after[0] == before[0]
+        assert not set(after[1]) & set(before[1])
+        assert b'data="/a b.csv"' in Path(f"/proc/{after[1][0]}/cmdline").read_bytes()
+    finally:
+        LocalCluster.load(tmp_path).down()
+    assert cluster.running() == []
