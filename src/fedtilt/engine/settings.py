@@ -105,8 +105,9 @@ class TrainSettings:
     )
     screen: float | None = setting(
         None,
-        "compare every update with the others of its round: one longer than this many times the median is clipped, one "
-        "that stands out more is rejected; 0: no screening; default: 0 in the simulator, 3 in a deployment",
+        "compare everything that a client sends with the others of its round: what is longer than this many times the "
+        "median counts as ordinary, what stands out more, or for rounds, is rejected; 0: no screening; default: 0 in the "
+        "simulator, 3 in a deployment",
         ge=0,
         example=3.0,
     )
