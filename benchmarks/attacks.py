@@ -20,6 +20,7 @@ import fedtilt as ft
 from benchmarks.cases import Case, make_case_parser, run_cases
 from benchmarks.markdown import machine_text, markdown_table
 from benchmarks.options import result_file
+from benchmarks.screening import false_positives, poison
 from fedtilt.attacks.attack import KINDS
 from fedtilt.errors import Diverged
 from fedtilt.evaluation.metrics import compute_metrics
@@ -144,10 +145,13 @@ def successes(cases: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {rule: fmean(values) for rule, values in found.items()}
 
 
-def render(record: dict[str, Any] | None) -> str:
+def render(record: dict[str, Any] | None, screening: dict[str, Any] | None = None) -> str:
     """docs/attacks.md: the template with its tables and the sentences on them."""
     attacks = [["kind", "attackers"], *([f"`{kind}`", text] for kind, text in KINDS.items())]
     template = TEMPLATE.read_text().replace("{ATTACKS}", markdown_table(attacks, text_columns=2).strip())
+    tables = (false_positives, poison) if screening else ()
+    shown = "\n\n".join(table(screening["cases"]).strip() for table in tables) or "Not recorded yet."
+    template = template.replace("{SCREENING}", shown)
     if record is None:
         return template.replace("{TABLES}", "Not recorded yet.").replace("{MACHINE}\n\n", "")
     parts = []

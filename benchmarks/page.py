@@ -19,6 +19,7 @@ TEMPLATE = Path(__file__).parent / "benchmarks.template.md"
 KINDS = (
     "rounds", "scale", "scale-cuda", "memory", "aggregation", "gpu", "gpu_recipes", "others", "audit-digits",
     "audit-mnist", "audit-fashion-mnist", "audit-clients", "tuning", "tuning-cost-cpu", "tuning-cost-cuda", "attacks",
+    "screening",
 )  # fmt: skip
 
 
@@ -54,7 +55,10 @@ def main() -> None:
         for path in add_records(options.record):
             print(f"recorded {path.relative_to(DOCS.parent)}")
     records = read_records()
-    pages = {DOCS / "benchmarks.md": render_page(records), DOCS / "attacks.md": attacks.render(records.get("attacks"))}
+    pages = {
+        DOCS / "benchmarks.md": render_page(records),
+        DOCS / "attacks.md": attacks.render(records.get("attacks"), records.get("screening")),
+    }
     pages |= {RECORDS / name: svg for name, svg in page_speed.figures(records).items()}
     if not options.quick:  # with --quick, everything is rendered and nothing is written
         for path, text in pages.items():
