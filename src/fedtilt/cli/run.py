@@ -115,7 +115,8 @@ def print_run(console: Console, folder: Path, trained: object, seconds: float) -
     data, comma, rest = facts(run).partition(",")
     console.print(f"\n[bold]{escape(data)}[/]{escape(comma + rest)} [dim]({seconds:.1f} s)[/]")
     console.print(comparison_table(run, console.width))
-    print_lines(console, *verdict(run), *thresholds(run))
+    if sentences := [*verdict(run), *thresholds(run)]:
+        print_lines(console, *sentences, "")
     console.print(legend(run))
     if tables := group_tables(run, console.width):
         console.print(*tables, group_legend(run), sep="\n")

@@ -161,6 +161,8 @@ class Task:
                 f"train.stop = {settings.stop.label!r} needs validation data on the server, and a deployment evaluates "
                 "test data on the sites; remove it"
             )
+        if spec.train.baselines:
+            raise InputError("train.baselines = true has no effect: no baseline is trained on the sites; remove it")
         if isinstance(method.aggregator, FLTrust):
             raise InputError(
                 f"aggregator = 'fltrust' of method {method.name!r} needs data on the server, and a deployment has data "
