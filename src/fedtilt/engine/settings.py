@@ -106,8 +106,8 @@ class TrainSettings:
     screen: float | None = setting(
         None,
         "compare everything that a client sends with the others of its round: what is longer than this many times the "
-        "median counts as ordinary, what stands out more, or for rounds, is rejected; 0: no screening; default: 0 in the "
-        "simulator, 3 in a deployment",
+        "median counts as ordinary, what stands out more, or for rounds, is rejected; 0: no screening; default: 0 in "
+        "the simulator, 3 in a deployment",
         ge=0,
         example=3.0,
     )
