@@ -86,7 +86,7 @@ def test_example_tables_are_the_sites_of_a_local_cluster(tmp_path: Path) -> None
         (["down", "project"], "no local cluster was started"),
         (["status", "project"], "no local cluster was started"),
         (["up", "project", "--node-config", "data=1"], "is not SITE:KEY=VALUE"),
-        (["up", "project", "--node-config", "2:data=1"], "is for site 2, and the sites are 0 to 1"),
+        (["up", "project", "--node-config", "3:data=1"], "is for site 3, and the sites are 0 to 2"),
         (["site", "s", "--site", "0", "--server", "a:1", "--ca", "none"], "none does not exist; copy ca.crt"),
         (
             ["site", "s", "--site", "0", "--server", "a:1", "--ca", "full/file", "--node-config", "x"],
