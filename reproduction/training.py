@@ -6,7 +6,7 @@ All settings of a case go through one simulation, so equal local jobs are traine
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -287,7 +287,7 @@ class CaseRecorder(InMemoryRun):
         """Running time of the case, without interruptions."""
         return self._earlier_seconds + time.monotonic() - self._started
 
-    def checkpoint(self, state: FederationState) -> None:
+    def checkpoint(self, state: FederationState, keep: Collection[int] = ()) -> None:
         """Write a checkpoint; not after the final round, whose result is written next."""
         if self._run_folder is None or state.round == self._settings["train"]["rounds"]:
             return
@@ -295,7 +295,7 @@ class CaseRecorder(InMemoryRun):
             "settings": self._settings, "curve": self.curve, "diverged": self.diverged, "seconds": self.seconds(),
         }  # fmt: skip
         write_json(self._run_folder.folder / "progress.json", progress, sync=False)
-        self._run_folder.checkpoint(state)
+        self._run_folder.checkpoint(state, keep)
 
 
 def train_case(
