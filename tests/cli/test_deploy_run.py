@@ -274,7 +274,7 @@ def test_a_jump_of_the_shared_model_is_printed(cluster: FakeCluster, run: Run) -
     def collude(reply: Message, site: int, round: int) -> list[Message]:
         if (reply.metadata.message_type, round) == ("train", 4):
             for name, array in list(reply.content["arrays"].items()):
-                reply.content["arrays"][name] = Array(array.numpy() + np.float32(0.15))
+                reply.content["arrays"][name] = Array(array.numpy() + np.float32(0.12))
         return [reply]
 
     cluster.tamper = collude

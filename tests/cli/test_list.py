@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedtilt.cli import _COMMANDS, _help_text, _import_command
+from fedtilt.cli import _COMMANDS, _help_text, import_command
 
 QUICK = ["--set", "train.rounds=2", "--set", "train.epochs=1", "--set", "clients.count=4", "--set", "train.workers=0"]
 
@@ -26,7 +26,7 @@ def test_help_imports_neither_torch_nor_a_command() -> None:
 
 def test_the_help_of_every_command_is_that_of_its_function() -> None:
     for name in _COMMANDS:
-        assert _help_text(name).split() == str(_import_command(name).help).split(), name
+        assert _help_text(name).split() == str(import_command(name).help).split(), name
 
 
 def test_list_has_the_methods_of_every_run_and_names_what_is_damaged(fedtilt, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a run leaves, as one digest: models, what clients and the server keep, evaluations."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,12 @@ def outcome(keys: Keys) -> str:
     return digest(*results)
 
 
-def digest(*results: ft.Result) -> str:
+def digest(*results: Mapping[str, Any]) -> str:
     """The digest of results."""
     found = hashlib.sha256()
     for result in results:
-        found.update(repr([(name, r.history) for name, r in result._shown.items() if name not in result]).encode())
+        if isinstance(result, ft.Result):  # and not some of its methods
+            found.update(repr([(name, r.history) for name, r in result._shown.items() if name not in result]).encode())
         for name, r in result.items():
             states = [dict(r._client_states.get(owner)) for owner in r._client_states.owners() if owner[0] == name]
             tensors = {f"{i}/{key}": t for i, state in enumerate([r._server, *states]) for key, t in state.items()}

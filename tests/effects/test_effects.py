@@ -339,7 +339,7 @@ def test_every_setting_of_a_method_changes_it_or_is_refused_by_name(preset: str)
             continue
         methods.append(changed)
     result = ft.run(methods, federation, model, **settings)
-    alone = {name: digest({name: r}) for name, r in result.items()}  # type: ignore[arg-type]
+    alone = {name: digest({name: r}) for name, r in result.items()}
     assert [name for name in alone if name != "base" and alone[name] == alone["base"]] == []
 
 

@@ -241,7 +241,7 @@ NUMBERS = {"x_train": torch.zeros(4, 1), "x_test": torch.zeros(4, 1), "name": "m
     [
         (
             lambda: ft.data.Dataset(**NUMBERS, y_train=torch.rand(4), y_test=torch.rand(4), classes=2),
-            "give one int64 label per sample, or set task = 'regression'",
+            "give one int64 label per sample, .* or set task = 'regression'",
         ),
         (
             lambda: ft.data.Dataset(**NUMBERS, y_train=torch.ones(4, 3), y_test=torch.ones(4, 3), classes=3),

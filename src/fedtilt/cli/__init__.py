@@ -22,8 +22,7 @@ from fedtilt.version import __version__
 
 _COMMANDS = (
     "run", "tune", "init", "resume", "list", "report", "audit", "metrics", "methods", "export", "predict", "check",
-    "data",
-    "deploy",
+    "data", "deploy",
 )  # fmt: skip
 
 
@@ -42,11 +41,10 @@ class _Commands(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the arguments name, imported."""
-        self.commands: dict[str, Any] = dict.fromkeys(
-            _COMMANDS
-        )  # names, of which Typer suggests one for a misspelt one
+        # names, of which Typer suggests one for a misspelt one
+        self.commands: dict[str, Any] = dict.fromkeys(_COMMANDS)
         if args[0] in self.commands:
-            self.commands[args[0]] = _import_command(args[0])
+            self.commands[args[0]] = import_command(args[0])
         return super().resolve_command(ctx, args)
 
 
@@ -63,7 +61,7 @@ def _help_text(name: str) -> str:
     raise LookupError(f"fedtilt.cli.{name} has neither a function {name} nor an app")
 
 
-def _import_command(name: str) -> Any:
+def import_command(name: str) -> Any:
     """The command of a module: its `app`, or the function with the name of the module."""
     module = import_module(f"fedtilt.cli.{name}")
     app = getattr(module, "app", None)
