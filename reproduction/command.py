@@ -16,8 +16,8 @@ from fedtilt import cli
 from fedtilt.cli.console import Console, echo, escape
 from fedtilt.cli.options import AsJson, Quiet
 from fedtilt.cli.progress import ProgressDisplay
+from fedtilt.devices import pick_device
 from fedtilt.errors import InputError
-from fedtilt.executors.devices import pick_device
 from fedtilt.files import write_bytes
 from reproduction import NAMES, Options, ReproductionResult
 from reproduction import reproduce as run_experiments

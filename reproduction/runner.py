@@ -16,8 +16,8 @@ from fedtilt.cluster.tasks import OnProgress as OnTasks
 from fedtilt.cluster.tasks import Task, check_shared, run_tasks
 from fedtilt.data.published import catalog
 from fedtilt.data.published.entry import data_folder
+from fedtilt.devices import pick_device
 from fedtilt.errors import InputError
-from fedtilt.executors.devices import pick_device
 from fedtilt.locks import locked
 from fedtilt.storage.provenance import environment
 from reproduction.chapter import Chapter

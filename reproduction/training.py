@@ -13,13 +13,13 @@ from typing import Any
 
 from fedtilt import data, models
 from fedtilt.attacks.attack import Attack
+from fedtilt.devices import pick_device
 from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.prepare import PreparedRun, prepare
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import Diverged
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.round_metrics import RoundMetrics, metrics_by_method
-from fedtilt.executors.devices import pick_device
 from fedtilt.files import read_json, write_json
 from fedtilt.methods import COMPONENTS, PRESETS, Method
 from fedtilt.runs.checkpointing import train_rounds

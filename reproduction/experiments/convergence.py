@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fedtilt.data import Federation, load
-from fedtilt.executors.devices import pick_device
+from fedtilt.devices import pick_device
 from fedtilt.executors.in_process import one_thread
 from fedtilt.report.figure import Style, styles
 from reproduction.chapter import CaptionedFigure, Chapter, Part, Table, Text

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from fedtilt import data
 from fedtilt.attacks.attack import Attack
+from fedtilt.devices import pick_device
 from fedtilt.engine.prepare import prepare
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.executors.devices import pick_device
 from fedtilt.simulation import Round
 from reproduction.chapter import Chapter, Table, Text
 from reproduction.experiment import Case, Experiment, OnProgress, Options, Results, by_seed

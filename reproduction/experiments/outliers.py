@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedtilt import data
 from fedtilt.data.outliers import Outliers, apply
-from fedtilt.executors.devices import pick_device
+from fedtilt.devices import pick_device
 from reproduction import plots
 from reproduction.chapter import CaptionedFigure, Chapter, Text
 from reproduction.experiment import Case, Experiment, OnProgress, Options

@@ -11,12 +11,12 @@ from torch import nn
 from fedtilt.attacks.attack import AttackedFederation, check_tolerated
 from fedtilt.data import Federation
 from fedtilt.data.inputs import take
+from fedtilt.devices import pick_device
 from fedtilt.engine.client import plan
 from fedtilt.engine.initial_model import initial_model
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import initial_server
 from fedtilt.errors import InputError, NoEffect
-from fedtilt.executors.devices import pick_device
 from fedtilt.executors.forked import ForkedExecutor, can_fork, cores
 from fedtilt.executors.in_process import BatchSettings, ClientTraining, Executor, InProcessExecutor
 from fedtilt.executors.ray_executor import RayExecutor

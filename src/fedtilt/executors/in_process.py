@@ -58,7 +58,7 @@ class BatchSettings:
     def _alike(
         self, federation: Federation, round: int, used: Mapping[int, int], epochs: int, device: torch.device
     ) -> dict[int, Batches]:
-        """`of_clients` for clients with so many epochs, from how many samples of the first epoch each of them needs.
+        """`of_clients` for clients with this number of epochs, from the samples of the first epoch that each needs.
 
         The samples of all of them are gathered at once; those of a client are views.
         """

@@ -16,6 +16,7 @@ from fedtilt.auditing.collect import ClientRound, Collector
 from fedtilt.data import Federation, Schema
 from fedtilt.data.inputs import take
 from fedtilt.data.tables.schema import MIN_COUNT
+from fedtilt.devices import pick_device
 from fedtilt.engine.client import ClientUpdate, finish, plan
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.engine.initial_model import initial_model
@@ -28,7 +29,6 @@ from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.metrics_frame import metrics_frame
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.round_metrics import round_metrics
-from fedtilt.executors.devices import pick_device
 from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.files import private_files, private_folder, write_json, write_tensors
 from fedtilt.flower.evaluation import Declared, EvaluationReply, class_spreads

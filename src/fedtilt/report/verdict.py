@@ -1,4 +1,4 @@
-"""Is it any good? Sentences on whether federation helps, against what, and for whom it does not."""
+"""Sentences on whether federation helps: against which baseline, and which clients it does not help."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -233,7 +233,7 @@ def _about_collapse(run: Run, method: str) -> str:
 
 
 def _one_class(correct: Tensor, total: Tensor, others: int) -> Tensor:
-    """Where one class is always right and all others, with at least so many samples, never, (clients,) bool."""
+    """Clients with one class always right and the others, of at least this many samples, never: (clients,) bool."""
     present = total > 0
     always, never = (correct == total) & present, (correct == 0) & present
     wrong = (total * never).sum(1)

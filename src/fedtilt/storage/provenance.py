@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from fedtilt.config.named import NamedSettings
+from fedtilt.devices import pick_device
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
-from fedtilt.executors.devices import pick_device
 from fedtilt.files import read_json, write_json
 from fedtilt.methods import Method
 from fedtilt.training import native

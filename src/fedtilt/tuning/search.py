@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
+from fedtilt.devices import pick_device
 from fedtilt.engine.prepare import models_kept
 from fedtilt.errors import InputError
-from fedtilt.executors.devices import pick_device
 from fedtilt.files import read_json, write_json
 from fedtilt.models import trained_parameters
 from fedtilt.runs.callback import Callback, RunStart, SearchProgress, started

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedtilt.cluster.connection import connected, tensors_as_arrays
 from fedtilt.cluster.tasks import Report, TaskProgress, check_shared, describe_tasks, run_tasks
 from fedtilt.data import Federation
+from fedtilt.devices import pick_device
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.engine.prepare import PreparedRun
 from fedtilt.engine.settings import TrainSettings
@@ -26,7 +27,6 @@ from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.metrics import GroupCounts
-from fedtilt.executors.devices import pick_device
 from fedtilt.executors.in_process import one_thread
 from fedtilt.files import interpreting, read_tensors, write_tensors
 from fedtilt.methods import Method
