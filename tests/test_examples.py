@@ -164,6 +164,7 @@ def test_patients(output_of: Callable[..., str]) -> None:
     assert lines[0] == "patient,age,sex,ward,pressure,admitted,diagnosis,hospital"
 
 
+@pytest.mark.slow
 def test_own_methods(output_of: Callable[..., str]) -> None:
     outputs = [output_of("own_objective"), output_of("own_server_rule"), output_of("own_client_update")]
     figures = [re.findall(r"(\w+) +accuracy ([\d.]+) %, worst 10 % of clients ([\d.]+) %", text) for text in outputs]

@@ -20,6 +20,7 @@ import fedtilt as ft
 from fedtilt.methods import COMPONENTS
 from tests.helpers.chromium import CHROMIUM, DRIVER, browser
 
+pytestmark = pytest.mark.slow  # the build takes a minute; `.ci/run` builds the site too
 ROOT = Path(__file__).parent.parent.parent
 
 

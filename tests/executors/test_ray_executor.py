@@ -123,6 +123,7 @@ def sharded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_models, "BLOCK_BYTES", 4 * clients * columns)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("sharded")
 def test_models_on_the_nodes_give_the_same_bits_with_a_worker_killed(cluster: LoopbackCluster) -> None:
     digests = []
