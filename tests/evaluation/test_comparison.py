@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from fedtilt.data.groups import CLASS
-from fedtilt.evaluation.comparison import chance_spread, compare
+from fedtilt.evaluation.comparison import compare
 from fedtilt.evaluation.groups import Grouping
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 
@@ -72,9 +72,21 @@ def test_numbers_compare_by_their_absolute_error() -> None:
     assert compare([(far, near)]).worse(0.5) == list("abcdef")
 
 
-def test_chance_spread_is_that_of_a_simulation() -> None:
-    samples = torch.tensor([12, 20, 40])
-    drawn = np.random.default_rng(0).binomial(samples.numpy(), 0.8, (40_000, 3)) / samples.numpy()
-    assert chance_spread(torch.tensor([80.0, 80.0, 80.0]), samples) == pytest.approx(
-        100 * math.sqrt(drawn.var(0).mean()), rel=0.02
+def test_the_spread_of_true_differences_is_that_of_the_first_seed() -> None:
+    """Half of the clients gain 40 points, and half lose 40, each on 50 samples."""
+    codes = torch.arange(8).repeat_interleave(50)
+    labels = torch.zeros(400, dtype=torch.long)
+    by = {CLIENT: Grouping(CLIENT, tuple("abcdefgh"), codes), "class": Grouping("class", ("x", "y"), labels)}
+    first = (torch.arange(400) % 50 < 10) | (codes >= 4) & (torch.arange(400) % 50 < 30)
+    second = (torch.arange(400) % 50 < 10) | (codes < 4) & (torch.arange(400) % 50 < 30)
+    ours, theirs = (
+        Predictions(outputs=torch.stack([right, ~right], 1).float(), groupings=by) for right in (first, second)
     )
+    spread = compare([(ours, theirs), (theirs, theirs)]).spread
+    assert spread is not None
+    assert spread.observed == pytest.approx(40)
+    assert spread.chance == pytest.approx(math.sqrt(7 / 8 * (1e4 * 0.4 * 0.6) / 49))
+    assert spread.low > 0
+    equal = compare([(ours, ours)]).spread
+    assert equal is not None
+    assert (equal.observed, equal.moments, equal.low) == (0, 0, 0)

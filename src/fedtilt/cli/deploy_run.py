@@ -205,6 +205,7 @@ def _print_result(folder: Path, method: str, cluster: "LocalCluster") -> None:
     """Print the metrics of the last evaluation, where it fails most, and the files to read; write the report."""
     from fedtilt.cli.run import write_report
     from fedtilt.cli.tables import group_tables, worst_texts
+    from fedtilt.evaluation.metrics import BEYOND_CHANCE
     from fedtilt.report.compare import comparison_table, overview_metrics
     from fedtilt.report.run_reader import read_run
     from fedtilt.report.summary import certificates
@@ -215,7 +216,7 @@ def _print_result(folder: Path, method: str, cluster: "LocalCluster") -> None:
     is_evaluated = seed_run.total.sum(1) > 0
     evaluated = int(is_evaluated.sum())
     # the spread over one site is always 0
-    metrics = [m for m in overview_metrics(run) if evaluated > 1 or m.key != "client_fairness"]
+    metrics = [m for m in overview_metrics(run) if evaluated > 1 or m.key not in ("client_fairness", BEYOND_CHANCE)]
     text = "  ".join(f"{metric.title} {row[metric.key].mean:.2f}" for metric in metrics)
     missing = [name for name, has_data in zip(seed_run.client_names, is_evaluated, strict=True) if not has_data]
     without = f"without site{'' if len(missing) == 1 else 's'} {', '.join(missing)}"

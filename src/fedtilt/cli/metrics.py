@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,12 +11,14 @@ import typer
 from rich.table import Table
 
 from fedtilt.cli.console import Console, echo, escape, fits, text_table
-from fedtilt.data.groups import CLASS
+from fedtilt.data.groups import CLASS, in_words
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.decision_metrics import METRICS
 from fedtilt.evaluation.intervals import NO_SAMPLES, Estimate
+from fedtilt.evaluation.metrics import scores_of
 from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame
-from fedtilt.evaluation.predictions import CLIENT
+from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.evaluation.true_spread import client_estimates, true_spread, true_spread_in_clients
 from fedtilt.files import write_bytes
 from fedtilt.runs.predictions import read_or_predict
 from fedtilt.text_tables import csv_text
@@ -74,9 +76,39 @@ def metrics(
     for name, predictions in run.by_method.items() if first.numbers is None else ():
         certificate = Certificate(*predictions.counts(grouping), confidence, grouping)
         console.print(escape(f"{name}: {certificate}; {certificate.about_unseen}"))
+    for name, predictions in run.by_method.items():
+        for line in _beyond_chance(predictions, by, confidence):
+            console.print(escape(f"{name}: {line}"))
     if csv is not None:
         write_bytes(csv, _csv(frames, by).encode())
         echo(f"wrote {csv}")
+
+
+def _beyond_chance(predictions: Predictions, by: str | None, confidence: float) -> Iterator[str]:
+    """The spread of the true scores over clients, over groups and in clients; by client, those off the mean."""
+    grouping = next(name for name in predictions.groupings if name != CLIENT) if by in (None, CLIENT) else by
+    sums, total = predictions.counts(grouping)
+    score = scores_of(sums)[0]
+    spreads = {"clients": true_spread(sums, total, confidence)}
+    if by not in (None, CLIENT):
+        what = in_words(grouping)
+        spreads[what] = true_spread(sums.sum(0)[:, None], total.sum(0)[:, None], confidence)
+        spreads[f"the {what} of a client"] = true_spread_in_clients(sums, total, confidence)
+    for what, spread in spreads.items():
+        if spread.clients > 1:
+            observed, chance, moments, estimate, low, high = (f"{value:.4g}" for value in spread[:6])
+            yield (
+                f"std of the {score.title} over {what} {observed} {score.spread_unit}".rstrip()
+                + f", {chance} by chance; of the true {score.title} {estimate} [{low}, {high}], {moments} by moments"
+            )
+    if by == CLIENT:
+        found, names = client_estimates(sums, total, confidence), predictions.groupings[CLIENT].names
+        for side, chosen in (("below", found.high < found.mean), ("above", found.low > found.mean)):
+            clients = [
+                f"{names[i]} {score.text(float(found.estimate[i]), 1)} [{found.low[i]:.1f}, {found.high[i]:.1f}]"
+                for i in chosen.nonzero().flatten().tolist()
+            ]
+            yield f"{side} the mean beyond chance, shrunk towards it: {', '.join(clients[:_MAX_ROWS]) or 'none'}"
 
 
 def _fitting(width: int, build: Callable[[str], Table]) -> Table:

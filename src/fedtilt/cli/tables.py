@@ -12,10 +12,9 @@ from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.report import compare
 from fedtilt.report.compare import Cell, GroupTable, Metric, Worst, comparison_cells, overview_metrics
 from fedtilt.report.run_reader import Run
-from fedtilt.report.summary import attack_text, certificates
+from fedtilt.report.summary import attack_text, certificates, fairness_beyond_chance, worst_score
 from fedtilt.report.tables import format_mean_std
 
-_FEW_SAMPLES = 10  # a score on fewer test samples is printed with their number
 _MAX_NAMES = 5  # in a list of clients
 
 
@@ -66,18 +65,15 @@ def _texts(cells: Sequence[Cell]) -> list[str]:
 
 
 def worst_texts(run: Run, method: str) -> tuple[str, str]:
-    """The client and the class or group with the worst score of a method; empty if nothing is wrong."""
-    client, group = compare.worst_client(run, method), compare.worst_group(run, method)
-    seed = f", seed {client.seed}" if len(run.compared) > 1 else ""
-    return _worst_text(client, seed), _worst_text(group)
+    """The client and the class or group that a method fails most; empty: chance explains all differences."""
+    return _worst_text(run, compare.worst_client(run, method)), _worst_text(run, compare.worst_group(run, method))
 
 
-def _worst_text(worst: Worst, seed: str = "") -> str:
-    if worst.correct == worst.samples:  # all are correct: nothing fails
+def _worst_text(run: Run, worst: Worst | None) -> str:
+    if worst is None:
         return ""
-    value = f"{worst.value:.4g}" if worst.correct is None else f"{worst.value:.0f} %"
-    counts = f"{worst.samples} samples" if worst.correct is None else f"{worst.correct} of {worst.samples}"
-    return f"{escape(worst.name)}{seed}: {value}" + (f" ({counts})" if worst.samples < _FEW_SAMPLES else "")
+    seed = f", seed {worst.seed}" if worst.seed is not None and len(run.compared) > 1 else ""
+    return f"{escape(worst.name)}{seed}: {worst_score(run.score, worst)}"
 
 
 def group_tables(run: Run, width: int) -> list[Table]:
@@ -121,7 +117,9 @@ def legend(run: Run) -> Table:
         lines = {"MAE, RMSE": "errors on a client's test data in the unit of the target, mean over clients"}
     lines |= {
         "client fairness": f"std{of_score} over clients; lower is fairer",
+        "beyond chance": escape(fairness_beyond_chance(run)),
         "client data fairness": f"std{of_score} over a client's {escape(in_words(run.group))}, mean over clients",
+        "fails most": "its 95 % interval is worse than the mean, shrunk towards it; none: chance explains the rest",
     }
     if len(run.compared) > 1:
         lines["±"] = f"std over {len(run.compared)} seeds"

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedtilt.evaluation.intervals import MIN_CLIENTS
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.statistics import PairedDifference, mean_difference
+from fedtilt.evaluation.true_spread import TrueSpread, spread_of_differences
 
 
 class Comparison(NamedTuple):
@@ -18,6 +20,7 @@ class Comparison(NamedTuple):
     difference: PairedDifference  # mean over clients
     clients: dict[str, float]  # the difference of every client that has test samples
     p_values: dict[str, float]  # of these, by an exact sign test
+    spread: TrueSpread | None  # of the true differences of clients, in the first seed; None: of one client
 
     def worse(self, level: float = 0.05) -> list[str]:
         """The clients for which theirs are better beyond chance, with this probability of naming any wrongly.
@@ -54,6 +57,7 @@ def compare(pairs: Sequence[tuple[Predictions, Predictions]], confidence: float 
     gains: dict[str, list[float]] = {}  # by client, one per seed
     variances: dict[str, list[float]] = {}
     p_values: dict[str, float] = {}
+    samples: dict[str, int] = {}  # in the first seed
     for ours, theirs in pairs:
         difference, grouping = sample_scores(ours) - sample_scores(theirs), ours.groupings[CLIENT]
         for number, name in enumerate(grouping.names):
@@ -62,10 +66,16 @@ def compare(pairs: Sequence[tuple[Predictions, Predictions]], confidence: float 
                 gains.setdefault(name, []).append(float(of_client.mean()))
                 variance = float(of_client.var(correction=0)) / max(1, len(of_client) - 1)
                 variances.setdefault(name, []).append(variance)
+                samples.setdefault(name, len(of_client))
                 p_values.setdefault(name, _sign_test(int((of_client > 0).sum()), int((of_client < 0).sum())))
     clients = {name: fmean(values) for name, values in gains.items()}
     of_clients = [fmean(values) for values in variances.values()]
-    return Comparison(_mean_over_clients(list(clients.values()), of_clients, confidence), clients, p_values)
+    difference = _mean_over_clients(list(clients.values()), of_clients, confidence)
+    spread = None
+    if len(clients) > 1 and max(samples.values()) > 1:
+        first = (torch.tensor([found[name][0] for name in samples]).double() for found in (gains, variances))
+        spread = spread_of_differences(*first, torch.tensor(list(samples.values())))
+    return Comparison(difference, clients, p_values, spread)
 
 
 def compare_clients(ours: Tensor, theirs: Tensor, variances: Tensor, confidence: float = 0.95) -> PairedDifference:
@@ -89,18 +99,3 @@ def _sign_test(wins: int, losses: int) -> float:
     """The two-sided p value of `wins` heads among wins + losses throws of a fair coin."""
     count, fewer = wins + losses, min(wins, losses)
     return min(1.0, 2 * sum(math.comb(count, k) for k in range(fewer + 1)) / 2**count)
-
-
-def chance_spread(scores: Tensor, samples: Tensor) -> float:
-    """The standard deviation over clients that chance alone gives if all are equally accurate, in points.
-
-    Args:
-        scores: accuracy of every client in percent, (clients,)
-        samples: their test samples, (clients,)
-
-    >>> import torch
-    >>> round(chance_spread(torch.tensor([90.0, 70.0]), torch.tensor([16, 16])), 1)
-    10.0
-    """
-    mean = float(scores.mean()) / 100
-    return 100 * math.sqrt(float((mean * (1 - mean) / samples.double()).mean()))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 from fedtilt.errors import InputError
@@ -50,6 +51,7 @@ ACCURACY = Score(
 )
 MAE = Score("mae", "MAE", "", "", False, lambda errors, samples: errors[..., 0] / samples.double())
 RMSE = Score("rmse", "RMSE", "", "", False, lambda errors, samples: (errors[..., 1] / samples.double()).sqrt())
+BEYOND_CHANCE = "client_fairness_beyond_chance"  # in files
 SCORES = {score.name: score for score in (ACCURACY, MAE, RMSE)}
 
 
@@ -113,6 +115,7 @@ class Metrics:
     best: float  # mean of the best tenth
     worst_client: float
     clients: int  # with test data
+    beyond_chance: float = math.nan  # std over clients of the true score, see `true_spread`; NaN: unknown
     other: "Metrics | None" = None  # of a second score: the RMSE beside the MAE
 
     @property
@@ -148,8 +151,12 @@ class Metrics:
             "worst": self.worst,
             "best": self.best,
             _extreme(SCORES[self.score]): self.worst_client,
-        }
+        } | self._known_beyond_chance
         return found if self.other is None else found | _with_prefix(self.other.score, self.other.by_name())
+
+    @property
+    def _known_beyond_chance(self) -> dict[str, float]:
+        return {} if math.isnan(self.beyond_chance) else {BEYOND_CHANCE: self.beyond_chance}
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -161,7 +168,7 @@ class Metrics:
             "best": self.best,
             _extreme(SCORES[self.score]): self.worst_client,
             "clients": self.clients,
-        }
+        } | self._known_beyond_chance
         return found if self.other is None else found | {"other": self.other.to_json()}
 
     @classmethod
@@ -171,6 +178,7 @@ class Metrics:
         score = main_score(found)
         found["mean"] = found.pop(score.name)
         found["worst_client"] = found.pop(_extreme(score))
+        found["beyond_chance"] = found.pop(BEYOND_CHANCE, math.nan)
         if "other" in found:
             found["other"] = cls.from_json(found["other"])
         return cls(score=score.name, **found | {"client_data_fairness": tuple(found["client_data_fairness"])})
@@ -260,6 +268,34 @@ def spread_in_clients(sums: Tensor, total: Tensor, score: Score | None = None) -
     return variance.sqrt()[present.any(1)]
 
 
+def sampling_variances(sums: Tensor, samples: Tensor) -> Tensor:
+    """The variance of every score due to its few samples, unbiased, in the shape of `samples`; NaN: unknown.
+
+    Args:
+        sums: correct predictions, or absolute and squared errors in a further dimension; see `metrics`
+        samples: their number
+    """
+    n, score = samples.double(), scores_of(sums)[0]
+    mean = score.values(sums, samples)
+    squares = 100 * mean if score is ACCURACY else sums[..., 1] / n  # mean of the squared scores of samples
+    of_one = (squares - mean.square()).clamp(min=0) * n / (n - 1)  # variance of the score of one sample
+    return torch.where(samples > 1, of_one, of_one[samples > 1].mean()).where(samples > 0, math.nan) / n
+
+
+def variance_beyond_chance(values: Tensor, variances: Tensor) -> Tensor:
+    """The variance of true values in every row, without what chance adds to it; may be below 0; NaN does not count."""
+    count = (~variances.isnan()).sum(-1).double()
+    mean = values.nanmean(-1, keepdim=True)
+    return (values - mean).square().nanmean(-1) - (1 - 1 / count) * variances.nanmean(-1)
+
+
+def _client_spread_beyond_chance(sums: Tensor, total: Tensor) -> float:
+    """The standard deviation over clients of the true score; NaN: no client has two test samples."""
+    samples = total.sum(1)
+    variances = sampling_variances(sums.sum(1), samples)[samples > 0]
+    return variance_beyond_chance(client_scores(sums, total), variances).clamp(min=0).sqrt().item()
+
+
 def compute_metrics(sums: Tensor, total: Tensor) -> Metrics:
     """All metrics from sums and samples, both by client and group, over the clients that have test data.
 
@@ -295,6 +331,7 @@ def _metrics_of(scores: tuple[Score, ...], sums: Tensor, total: Tensor) -> Metri
         best=ordered[-tenth:].mean().item(),
         worst_client=ordered[0].item(),
         clients=len(ordered),
+        beyond_chance=math.nan if score is RMSE else _client_spread_beyond_chance(sums, total),
         other=_metrics_of(tuple(others), sums, total) if others else None,
     )
 

@@ -24,9 +24,16 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.metrics import ACCURACY, SCORES, GroupCounts, GroupMetrics, Metrics, scores_of
 from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame, with_targets
-from fedtilt.evaluation.predictions import Predictions
+from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.threshold import Threshold
+from fedtilt.evaluation.true_spread import (
+    ClientEstimates,
+    TrueSpread,
+    client_estimates,
+    true_spread,
+    true_spread_in_clients,
+)
 from fedtilt.evaluation.weighted_predictions import ReliabilityBin, reliability_curve
 from fedtilt.files import file_name
 from fedtilt.imports import import_extra
@@ -134,6 +141,26 @@ class EvaluatedResult:
         """Lower bounds of the accuracy of all clients, and of their classes or groups; `print` shows the statement."""
         correct, total, _ = self.table(by)
         return Certificate(correct, total, confidence, by or self.group)
+
+    def true_spread(self, over: str = CLIENT, by: str | None = None, confidence: float = 0.95) -> TrueSpread:
+        """How far the true scores are apart: fairness beyond the chance of few test samples, with an interval.
+
+        Args:
+            over: "client"; "group": classes or groups, on the samples of all clients; or "group in client"
+            by: "class", "range" or a column of groups; default: what `tau` tilts over
+            confidence: of the interval
+        """
+        sums, total, _ = self.table(by)
+        if over == "group":
+            return true_spread(sums.sum(0)[:, None], total.sum(0)[:, None], confidence)
+        functions = {CLIENT: true_spread, "group in client": true_spread_in_clients}
+        if over not in functions:
+            raise InputError(f"over = {over!r} is not possible; choose 'client', 'group' or 'group in client'")
+        return functions[over](sums, total, confidence)
+
+    def client_estimates(self, confidence: float = 0.95) -> ClientEstimates:
+        """The true score of every client, shrunk towards the mean (empirical Bayes), with an interval."""
+        return client_estimates(self.sums, self.total, confidence)
 
     @cached_property
     def predictions(self) -> Predictions:
@@ -374,9 +401,12 @@ class Result(Mapping[str, MethodResult]):
         targets have samples, mae and rmse.
 
         Args:
-            by: "class", "range" or a column of groups; default: what `tau` tilts over
+            by: "class", "range" or a column of groups; default: what `tau` tilts over. With "client", a row per method
+                and client, which also has the true score, shrunk towards the mean: estimate, low and high
         """
         pandas = import_extra("pandas", "to_pandas()", "report")
+        if by == CLIENT:
+            return self._by_client(pandas)
         rows = []
         for name, result in self._shown.items():
             sums, total, group_names = result.table(by)
@@ -390,6 +420,19 @@ class Result(Mapping[str, MethodResult]):
         by = by or result.group
         figures = ["correct"] * (scores[0] is ACCURACY) + ["samples", *(score.name for score in scores)]
         return pandas.DataFrame(rows, columns=["method", "client", by, "client_name", f"{by}_name", *figures])
+
+    def _by_client(self, pandas: Any) -> Any:
+        rows = []
+        for name, result in self._shown.items():
+            sums, samples, estimates = result.sums.sum(1), result.total.sum(1), result.client_estimates()
+            scores = scores_of(sums)
+            columns = [score.values(sums, samples) for score in scores] + [*estimates[:3]]
+            for client in (samples > 0).nonzero().flatten().tolist():
+                correct = [int(sums[client])] if scores[0] is ACCURACY else []
+                found = [*correct, int(samples[client]), *(float(column[client]) for column in columns)]
+                rows.append((name, client, result.client_names[client], *found))
+        figures = ["correct"] * (scores[0] is ACCURACY) + ["samples", *(score.name for score in scores)]
+        return pandas.DataFrame(rows, columns=["method", "client", "client_name", *figures, "estimate", "low", "high"])
 
 
 def _in_words(metrics: Metrics) -> str:

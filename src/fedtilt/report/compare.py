@@ -1,5 +1,6 @@
 """Compare the methods of a run: metrics over seeds, the best method and its ties, groups, and where a method fails."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from fedtilt.data.groups import CLASS, in_words
 from fedtilt.evaluation.decision_metrics import METRICS as DECISION
-from fedtilt.evaluation.metrics import ACCURACY, Metrics, Score, client_scores
+from fedtilt.evaluation.metrics import ACCURACY, BEYOND_CHANCE, Metrics, Score, client_scores
 from fedtilt.evaluation.metrics_frame import with_targets
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.statistics import paired_difference
+from fedtilt.evaluation.true_spread import client_estimates
 from fedtilt.evaluation.weighted_predictions import Weighted
 from fedtilt.report.run_reader import Run, SeedRun
 
@@ -31,8 +33,8 @@ class Metric:
     digits: int = 2  # behind the point in tables
 
     def value(self, metrics: Metrics) -> float:
-        """The value of this metric."""
-        return metrics.by_name()[self.key]
+        """The value of this metric; NaN: unknown."""
+        return metrics.by_name().get(self.key, math.nan)
 
 
 def comparison_metrics(score: Score, group: str) -> tuple[Metric, ...]:
@@ -51,6 +53,7 @@ def comparison_metrics(score: Score, group: str) -> tuple[Metric, ...]:
         Metric("worst", "worst 10 %", f"mean {title} of the worst tenth of the clients{in_unit}", higher, unit),
         Metric("best", "best 10 %", f"mean {title} of the best tenth of the clients{in_unit}", higher, unit),
         Metric(extreme, extreme, f"{title} of the worst client{in_unit}", higher, unit),
+        Metric(BEYOND_CHANCE, "beyond chance", f"client fairness without chance{in_spread}", False, spread),
     )
     if score is ACCURACY:
         return main
@@ -62,12 +65,13 @@ def comparison_metrics(score: Score, group: str) -> tuple[Metric, ...]:
 
 
 METRICS = comparison_metrics(ACCURACY, CLASS)  # of classes
-_OVERVIEW = ("accuracy", "mae", "rmse", "client_fairness", "client_data_fairness_mean", "worst")
+_OVERVIEW = ("accuracy", "mae", "rmse", "client_fairness", BEYOND_CHANCE, "client_data_fairness_mean", "worst")
 
 
 def metrics_of(run: Run) -> tuple[Metric, ...]:
-    """The columns of a run's comparison."""
-    return comparison_metrics(run.score, run.group)
+    """The columns of a run's comparison; a run of an older version has no fairness beyond chance."""
+    known = run.compared[0].last(run.methods[0]).evaluated.by_name()
+    return tuple(metric for metric in comparison_metrics(run.score, run.group) if metric.key in known)
 
 
 def overview_metrics(run: Run) -> tuple[Metric, ...]:
@@ -303,31 +307,35 @@ def _group_metrics(score: Score) -> tuple[Metric, ...]:
 
 
 class Worst(NamedTuple):
-    """The client, or the class or group, with the worst score of a method."""
+    """The client, or the class or group, that a method fails most: the worst of those below the mean beyond chance."""
 
     name: str
-    value: float
-    samples: int
-    correct: int | None  # predictions; None: numbers are predicted
+    value: float  # estimate of its true score
+    low: float  # of its interval
+    high: float
     seed: int | None = None  # of a client
 
     @classmethod
-    def of(cls, score: Score, sums: Tensor, total: Tensor, names: Sequence[str], seed: int | None = None) -> Self:
-        """The worst of several clients or groups."""
-        values = score.values(sums, total)
-        i = score.worst_position(values)
-        correct = int(sums[i]) if score is ACCURACY else None
-        return cls(names[i], float(values[i]), int(total[i]), correct, seed)
+    def of(
+        cls, score: Score, sums: Tensor, total: Tensor, names: Sequence[str], seed: int | None = None
+    ) -> Self | None:
+        """The worst of several clients or groups, from their sums and samples; None: chance explains all of them."""
+        found = client_estimates(sums[:, None], total[:, None])
+        i = found.worst(score.higher_is_better)
+        if i is None:
+            return None
+        return cls(names[i], float(found.estimate[i]), float(found.low[i]), float(found.high[i]), seed)
 
 
-def worst_client(run: Run, method: str) -> Worst:
-    """The client with the worst score, of all seeds, which have clients of their own."""
+def worst_client(run: Run, method: str) -> Worst | None:
+    """The client that a method fails most, of all seeds, which have clients of their own."""
     found = [Worst.of(run.score, s.sums(method).sum(1), s.total.sum(1), s.client_names, s.seed) for s in run.compared]
-    return (min if run.score.higher_is_better else max)(found, key=lambda worst: worst.value)
+    worst = [client for client in found if client is not None]
+    return (min if run.score.higher_is_better else max)(worst, key=lambda client: client.value, default=None)
 
 
-def worst_group(run: Run, method: str) -> Worst:
-    """The class or group with the worst score, over the samples of all clients and seeds."""
+def worst_group(run: Run, method: str) -> Worst | None:
+    """The class or group that a method fails most, over the samples of all clients and seeds."""
     sums = torch.stack([s.sums(method).sum(0) for s in run.compared]).sum(0)
     total = torch.stack([s.total.sum(0) for s in run.compared]).sum(0)
     return Worst.of(run.score, sums, total, run.compared[0].class_names)

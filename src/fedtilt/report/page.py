@@ -30,7 +30,7 @@ from fedtilt.report.differences import differences
 from fedtilt.report.figure import Style, styles
 from fedtilt.report.figures import MAX_METHODS, build_figures
 from fedtilt.report.run_reader import Run
-from fedtilt.report.summary import cautions, certificates, facts, headline, worst_scores
+from fedtilt.report.summary import cautions, certificates, facts, fairness_beyond_chance, headline, worst_scores
 from fedtilt.report.verdict import thresholds, verdict
 from fedtilt.version import __version__
 
@@ -77,6 +77,7 @@ def _run_values(
         "facts": facts(run),
         "headline": headline(run),
         "worst_scores": worst_scores(run),
+        "beyond_chance": f"Client fairness beyond chance, {fairness_beyond_chance(run)}.",
         "certificate": certificates(run),
         "verdict": [*verdict(run), *thresholds(run)],
         "cautions": cautions(run),

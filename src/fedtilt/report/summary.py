@@ -8,10 +8,12 @@ import torch
 
 from fedtilt.evaluation.certificate import Certificate, describe
 from fedtilt.evaluation.metrics import ACCURACY, Score
+from fedtilt.evaluation.true_spread import fairness_difference, true_spread
 from fedtilt.report.compare import (
     VIEWS,
     Metric,
     Row,
+    Worst,
     best_and_tied,
     best_methods,
     comparison_table,
@@ -20,7 +22,7 @@ from fedtilt.report.compare import (
     worst_client,
     worst_group,
 )
-from fedtilt.report.run_reader import Run
+from fedtilt.report.run_reader import Run, SeedRun
 from fedtilt.report.verdict import model_cautions
 from fedtilt.text_tables import join_words
 
@@ -60,18 +62,41 @@ def headline(run: Run) -> str:
 
 
 def worst_scores(run: Run) -> str:
-    """The client and the class or group with the worst score under each of the best methods."""
-    score, clauses = run.score, []
+    """The client and the class or group that each of the best methods fails most, beyond chance."""
+    clauses = []
     for method in best_methods(run, 5):
         client, group = worst_client(run, method), worst_group(run, method)
-        seed = f", seed {client.seed}" if len(run.compared) > 1 else ""
-        clauses.append(
-            f"{method}, client {client.name} ({_format_score(client.value, score)}{seed}) and {run.group} {group.name} "
-            f"({_format_score(group.value, score)})"
-        )
+        seed = f" of seed {client.seed}" if client is not None and len(run.compared) > 1 else ""
+        of_client = "no client" if client is None else f"client {client.name}{seed}: {worst_score(run.score, client)}"
+        of_group = f"no {run.group}" if group is None else f"{run.group} {group.name}: {worst_score(run.score, group)}"
+        clauses.append(f"{method}, {of_client}, and {of_group}")
     shown = f" These are the {len(clauses)} best of {len(run.methods)} methods."
-    title = f"{'Lowest' if score.higher_is_better else 'Highest'} {score.title}"
-    return f"{title}: {'; '.join(clauses)}.{shown if len(clauses) < len(run.methods) else ''}"
+    text = f"Fails most, with a 95 % interval that is worse than the mean: {'; '.join(clauses)}."
+    return f"{text}{shown if len(clauses) < len(run.methods) else ''}"
+
+
+def worst_score(score: Score, worst: Worst) -> str:
+    """The true score of a client or group, estimated, and its interval."""
+    ends = (f"{end:.0f}" if score is ACCURACY else f"{end:.4g}" for end in (worst.low, worst.high))
+    return f"{_format_score(worst.value, score)} ({' to '.join(ends)})"
+
+
+def fairness_beyond_chance(run: Run) -> str:
+    """The spread of the true scores over clients with the best methods, by likelihood, and which is fairer."""
+    spreads = {m: [true_spread(s.sums(m), s.total) for s in run.compared] for m in best_methods(run, 5)}
+    texts = []
+    for method, found in spreads.items():
+        estimate, low, high = (fmean(values) for values in zip(*[spread[3:6] for spread in found], strict=True))
+        digits = ".1f" if run.score is ACCURACY else ".3g"
+        texts.append(f"{method} {estimate:{digits}} ({low:{digits}} to {high:{digits}})")
+    fairest = min(spreads, key=lambda method: fmean(spread.estimate for spread in spreads[method]))
+    others = [m for m in spreads if m != fairest and all(_is_fairer(s, fairest, m) for s in run.compared)]
+    fairer = f"; {fairest} is fairer than {join_words(others)} beyond chance" if others else ""
+    return f"std over clients of the true {run.score.title} (95 % interval): {', '.join(texts)}{fairer}"
+
+
+def _is_fairer(seed_run: SeedRun, ours: str, theirs: str) -> bool:
+    return fairness_difference(seed_run.sums(ours), seed_run.sums(theirs), seed_run.total).sign() < 0
 
 
 def certificates(run: Run) -> str:

@@ -17,7 +17,7 @@ from fedtilt.report.compare import (
     rare_metrics,
 )
 from fedtilt.report.run_reader import Run
-from fedtilt.report.summary import cautions, certificates, facts, headline, worst_scores
+from fedtilt.report.summary import cautions, certificates, facts, fairness_beyond_chance, headline, worst_scores
 from fedtilt.report.verdict import thresholds, verdict
 from fedtilt.text_tables import csv_text, markdown_table, markdown_text
 
@@ -29,6 +29,7 @@ def as_markdown(runs: Sequence[Run], published: Sequence[Published]) -> str:
         blocks += [f"## {markdown_text(run.name)}", f"{markdown_text(facts(run))}."]
         blocks += [
             f"**{markdown_text(headline(run))}** {markdown_text(worst_scores(run))}",
+            markdown_text(f"Client fairness beyond chance, {fairness_beyond_chance(run)}."),
             markdown_text(" ".join([*verdict(run), *thresholds(run), *cautions(run)])),
         ]
         blocks += [markdown_text(text)] if (text := certificates(run)) else []

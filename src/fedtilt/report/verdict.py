@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedtilt.data.groups import CLASS
-from fedtilt.evaluation.comparison import Comparison, chance_spread, compare, compare_clients
+from fedtilt.evaluation.comparison import Comparison, compare, compare_clients
 from fedtilt.evaluation.decision_metrics import METRICS
 from fedtilt.evaluation.intervals import bootstrap
 from fedtilt.evaluation.metrics import ACCURACY, client_scores
@@ -241,7 +241,7 @@ def _one_class(correct: Tensor, total: Tensor, others: int) -> Tensor:
 
 
 def _about_few_samples(run: Run) -> str:
-    """Clients whose figure means little, and the spread that chance alone gives."""
+    """Clients whose accuracy means little."""
     if run.score is not ACCURACY:
         return ""
     samples = torch.cat([seed_run.total.sum(1) for seed_run in run.compared])
@@ -249,15 +249,5 @@ def _about_few_samples(run: Run) -> str:
     few = int((samples < FEW_SAMPLES).sum())
     if not few:
         return ""
-    spreads = [
-        chance_spread(client_scores(s.sums(method), s.total), s.total.sum(1)[s.total.sum(1) > 0])
-        for s in run.compared
-        for method in run.methods
-    ]
     who = "All clients" if few == len(samples) else f"{few:,} of {len(samples):,} clients"
-    low, high = round(min(spreads), 1), round(max(spreads), 1)
-    spread = f"{low} points" if low == high else f"{low} to {high} points"
-    return (
-        f"{who} have fewer than {FEW_SAMPLES} test samples: the accuracy of one is uncertain by 20 points or more. If "
-        f"all clients were equally good, chance alone would give a client fairness of {spread}."
-    )
+    return f"{who} have fewer than {FEW_SAMPLES} test samples: the accuracy of one is uncertain by 20 points or more."
