@@ -195,24 +195,25 @@ def _run_round(
     # noise of the seed is the same in a round that is repeated, so it is one model
     made = releases.add() if mechanism and mechanism.seed is None else number
     roots = train_on_root_sets(prepared, server, number)
-    updates = received_updates(prepared, server, updates, roots, number)
+    received = received_updates(prepared, server, updates, roots, number)
     updated = {
         m.name: server_update(
             m,
             server[m.name],
-            updates[m.name],
+            received[m.name],
             settings,
             mechanism,
             round=number,
             root=roots.get(m.name),
             clients=federation.clients,
+            are_valid=received[m.name] is updates[m.name],
         )
         for m in methods
     }
     state.server = {name: update.state for name, update in updated.items()}
     state.round = number
     store_states(state, kept, audited)
-    del server, plans, updates, kept, audited  # free their memory before the evaluation
+    del server, plans, updates, received, kept, audited  # free their memory before the evaluation
 
     # 5. evaluate
     evaluate = settings.evaluates(number) and not again
