@@ -76,8 +76,8 @@ def distributions(axes: Mapping[str, Axis]) -> dict[str, Any]:
     """Optuna's distributions of the axes; InputError if it is not installed, or cannot sample one of them."""
     if importlib.util.find_spec("optuna") is None:
         raise InputError(
-            f"a range, or a grid with more settings than trials, needs Optuna: {install_command('tune')}; or give lists "
-            "with fewer combinations"
+            f"a range, or a grid with more settings than trials, needs Optuna: {install_command('tune')}; or give "
+            "lists with fewer combinations"
         )
     return {name: _distribution(name, axis) for name, axis in axes.items()}
 
