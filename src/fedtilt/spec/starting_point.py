@@ -46,5 +46,5 @@ def federation_spec(name: str) -> dict[str, Any]:
     """The built-in spec of a federation that exists, with local and pooled models beside the methods."""
     entry = CATALOG[name]
     assert entry.sites is not None
-    raw = starting_point(entry.sites.count, max(1, entry.train // entry.sites.count))
+    raw = starting_point(entry.sites.clients, max(1, entry.train // entry.sites.clients))
     return {"name": name, "data": {"name": name}, **raw, "train": raw["train"] | {"baselines": True}}

