@@ -102,7 +102,7 @@ def test_the_command_writes_a_new_file_and_never_over_one(fedtilt, project: Path
 
 
 def test_a_setting_that_changes_nothing_is_an_error(project: Path) -> None:
-    with pytest.raises(ft.InputError, match=r"^--node-config data does not change what a site sends; use share-summary, "):
+    with pytest.raises(ft.InputError, match=r"^--node-config data does not change what a site sends; use share-"):
         record_of(project, node_config={"data": "/a.csv"})
     with pytest.raises(ft.InputError, match=r"^declare-classes in --node-config must be true or false, got 1$"):
         record_of(project, node_config={"declare-classes": 1})
