@@ -15,7 +15,7 @@ from docs.coverage_page import page as coverage_page
 ROOT = Path(__file__).parent.parent
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 IN_GIT = (ROOT / ".git").exists() and shutil.which("git") is not None
-INSTALLS_BY_NAME = re.compile(r"pip3? install[^`\n]*?[\s\"']fedtilt(?![\w./*-])")
+INSTALLS_BY_NAME = re.compile(r"pip3? install[^`\n]*?[ \"']fedtilt(?![\w./*-])")
 
 
 def texts() -> dict[Path, str]:

@@ -31,7 +31,7 @@ def install_command(extra: str) -> str:
     try:
         requirements = metadata.requires("fedtilt") or []
     except metadata.PackageNotFoundError:  # the folder src on the path, without an installation
-        return f'pip install -e ".[{extra}]" in a clone of fedtilt'
+        return f'pip install -e ".[{extra}]" in the clone'
     pairs = [line.replace('"', "'").split(";") for line in requirements]
     packages = [pair[0].strip() for pair in pairs if pair[1:] and f"extra == '{extra}'" in pair[1]]
     return "pip install " + " ".join(f'"{package}"' for package in packages)
