@@ -67,7 +67,7 @@ def test_it_follows_the_spec(project: Path) -> None:
     assert found["how long"] == "5 rounds, in each of which 1 of 3 sites train"
     assert found["site → server, first"] == "nothing: share-summary=false"
     assert found["site → server, in every round in which it trains"].endswith("; `control` of `scaffold`")
-    declared = [DECLARES["classes"][2], *(DECLARES[name][1] for name in ("groups", "metrics", "suspects"))]
+    declared = [DECLARES["classes"][2], *(DECLARES[name][1] for name in ("groups", "metrics", "scores", "suspects"))]
     assert found["site → server, in evaluated rounds"].split("; ") == declared
     assert "the personal model" not in found["never leaves the site"]
     assert "whose labels look wrong" in found["never leaves the site"]
