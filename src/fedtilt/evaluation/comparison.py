@@ -70,12 +70,12 @@ def compare(pairs: Sequence[tuple[Predictions, Predictions]], confidence: float 
                 p_values.setdefault(name, _sign_test(int((of_client > 0).sum()), int((of_client < 0).sum())))
     clients = {name: fmean(values) for name, values in gains.items()}
     of_clients = [fmean(values) for values in variances.values()]
-    difference = _mean_over_clients(list(clients.values()), of_clients, confidence)
+    over_clients = _mean_over_clients(list(clients.values()), of_clients, confidence)
     spread = None
     if len(clients) > 1 and max(samples.values()) > 1:
-        first = (torch.tensor([found[name][0] for name in samples]).double() for found in (gains, variances))
-        spread = spread_of_differences(*first, torch.tensor(list(samples.values())))
-    return Comparison(difference, clients, p_values, spread)
+        first, error = (torch.tensor([found[name][0] for name in samples]).double() for found in (gains, variances))
+        spread = spread_of_differences(first, error, torch.tensor(list(samples.values())))
+    return Comparison(over_clients, clients, p_values, spread)
 
 
 def compare_clients(ours: Tensor, theirs: Tensor, variances: Tensor, confidence: float = 0.95) -> PairedDifference:

@@ -111,7 +111,8 @@ def true_spread_in_clients(sums: Tensor, total: Tensor, confidence: float = CONF
     """
     several = (total > 0).sum(1) > 1
     if not several.any():
-        return TrueSpread(*[math.nan] * 7, 0)
+        nan = math.nan
+        return TrueSpread(nan, nan, nan, nan, nan, nan, nan, 0)
     values = scores_of(sums)[0].values(sums, total)[several]
     variances = sampling_variances(sums, total)[several]
     corrected = variance_beyond_chance(values, variances)
@@ -164,7 +165,8 @@ def client_estimates(sums: Tensor, total: Tensor, confidence: float = CONFIDENCE
     scale = 100.0 if scores_of(sums)[0] is ACCURACY else 1.0
     found = torch.full((3, len(total)), math.nan, dtype=torch.float64)
     found[:, total.sum(1) > 0] = scale * torch.from_numpy(_posterior(_model(sums, total, doubt=0.5), confidence))
-    return ClientEstimates(*found, float(found[0].nanmean()))
+    estimate, low, high = found
+    return ClientEstimates(estimate, low, high, float(estimate.nanmean()))
 
 
 def _client_variances(sums: Tensor, total: Tensor) -> Tensor:
@@ -316,8 +318,8 @@ def _spread(model: _Model, values: Tensor, variances: Tensor, confidence: float)
     low = _crossing(above, 0.0, estimate) if above(0.0) < 0 else 0.0
     high = _crossing(above, estimate, model.largest) if above(model.largest) < 0 else model.largest
     mean = model.profile(estimate)[1]
-    found = (model.scale * value for value in (estimate, low, high, mean))
-    return TrueSpread(observed, chance, moments, *found, model.clients)
+    estimate, low, high, mean = (model.scale * value for value in (estimate, low, high, mean))
+    return TrueSpread(observed, chance, moments, estimate, low, high, mean, model.clients)
 
 
 def _maximum(model: _Model) -> tuple[float, float]:
