@@ -24,12 +24,8 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.metrics import ACCURACY, SCORES, GroupCounts, GroupMetrics, Metrics, scores_of
 from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame, with_targets
-<<<<<<< HEAD
-from fedtilt.evaluation.predictions import CLIENT, Predictions
-=======
 from fedtilt.evaluation.prediction_sets import PredictionSets
-from fedtilt.evaluation.predictions import Predictions
->>>>>>> main
+from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.evaluation.true_spread import (
