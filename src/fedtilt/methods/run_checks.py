@@ -8,6 +8,7 @@ from fedtilt.errors import InputError, NoEffect
 from fedtilt.math.robust import bad_count
 from fedtilt.methods.aggregators import MultiKrum, TrimmedMean
 from fedtilt.methods.before import NNM, Bucketing
+from fedtilt.methods.component import ServerRound
 from fedtilt.methods.method import Method
 from fedtilt.methods.objectives import Tilted
 from fedtilt.methods.personal import Moreau
@@ -90,13 +91,14 @@ def needed_models(method: Method, bad: int) -> int:
     return needed
 
 
-def check_models(method: Method, models: int, selected: int) -> None:
-    """Raise InputError if a round has fewer models than the rule needs; as many may be bad as of all selected."""
+def check_models(method: Method, round: ServerRound) -> None:
+    """Raise InputError if a round has fewer models than the rule needs."""
+    models = len(round.clients)
     for part in tolerant_parts(method):
-        bad = bad_count(part.bad_share, selected)
+        bad = round.bad_count(part.bad_share)
         if bad and models < (needed := needed_models(method, bad)):
             raise InputError(
-                f"{models} of {selected} models can be aggregated, and {method.aggregator.label} with bad_share = "
+                f"{models} of {round.selected} models can be aggregated, and {method.aggregator.label} with bad_share = "
                 f"{part.bad_share:g} needs {needed}, because {bad} may be bad; lower bad_share of method "
                 f"{method.name!r}, or wait for more clients"
             )
