@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-
 from safetensors.torch import load_file
 
 import fedtilt as ft

@@ -42,8 +42,9 @@ class RoundRule:
             losses = torch.tensor([update.declared["loss"] for update in updates.values()], dtype=torch.float64)
         given = ServerRound(
             received=server["parameters"], clients=list(updates), population=population, selected=selected,
-            rejected=rejected, round=round, seed=settings.seed, lr=method.rates(settings.lr, None)[0] * settings.lr_factor(round), losses=losses,
-            samples=torch.tensor([update.samples for update in updates.values()], dtype=torch.float64), root=root,
+            rejected=rejected, round=round, seed=settings.seed, root=root,
+            lr=method.rates(settings.lr, None)[0] * settings.lr_factor(round), losses=losses,
+            samples=torch.tensor([update.samples for update in updates.values()], dtype=torch.float64),
             sent=sent_to(method.training, updates),
         )  # fmt: skip
         before = {name: tensor.cpu() for name, tensor in slot_of(server, "weighting").items()}  # as the losses are

@@ -98,8 +98,8 @@ def check_models(method: Method, round: ServerRound) -> None:
         bad = round.bad_count(part.bad_share)
         if bad and models < (needed := needed_models(method, bad)):
             raise InputError(
-                f"{models} of {round.selected} models can be aggregated, and {method.aggregator.label} with bad_share = "
-                f"{part.bad_share:g} needs {needed}, because {bad} may be bad; lower bad_share of method "
+                f"{models} of {round.selected} models can be aggregated, and {method.aggregator.label} with "
+                f"bad_share = {part.bad_share:g} needs {needed}, because {bad} may be bad; lower bad_share of method "
                 f"{method.name!r}, or wait for more clients"
             )
 

@@ -9,6 +9,7 @@ import os
 import secrets
 import ssl
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -363,6 +364,25 @@ def test_no_argument_of_a_process_shows_its_token(monkeypatch: pytest.MonkeyPatc
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs sleep")
+def test_an_executor_has_no_more_processes_than_its_limit() -> None:
+    """On a busy machine Flower gives a task out again before its process starts: 32 sites had 1,000 processes."""
+    running = [subprocess.Popen(["sleep", "600"]) for _ in range(guarded.MOST_TASKS)]
+    try:
+        waiting = threading.Thread(target=guarded.wait_for_capacity, args=(running,))
+        waiting.start()
+        waiting.join(0.3)
+        assert waiting.is_alive()
+        running[1].kill()
+        waiting.join(30)
+        assert not waiting.is_alive()
+        assert len(running) == guarded.MOST_TASKS - 1
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 # -- a whole cluster ---------------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@
 superlink        whoever submits a run, registers a key or lists the sites shows the token of the owner
 supernode        a bundle whose digest the site's operator has not allowed is refused before it is opened
 server-executor  takes the tasks of ServerApps only, site-executor those of ClientApps. Both pass a task's token in the
-site-executor    environment of its process: its arguments would show it to every user of the machine
+site-executor    environment of its process: its arguments would show it to every user of the machine; and run four
+                 at once, where Flower has no limit
 serverapp        checks the digest of the bundle again, before it is unpacked, and loads that bundle and nothing else.
 clientapp        The server checks digests only where FEDTILT_ALLOWED_APPS is set
 
@@ -19,6 +20,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -42,6 +44,8 @@ from fedtilt.flower.deploy import programs
 from fedtilt.flower.deploy.allowed_apps import ALLOWED_VARIABLE, check_allowed
 
 _TASK_TOKEN = "FEDTILT_TASK_TOKEN"
+MOST_TASKS = 4  # processes of one executor at once
+_POLL_SECONDS = 0.2
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
@@ -122,23 +126,36 @@ def _supernode() -> None:
 # -- executors ---------------------------------------------------------------------------------------------------------
 
 
-def launch(app: str, spec: Any) -> None:
+def launch(app: str, spec: Any) -> subprocess.Popen[bytes]:
     """Start the process of a task."""
     command = [*programs.guarded(app), "--runtime-api-address", spec.runtime_api_address]
     command += ["--insecure"] if spec.insecure else ["--root-certificates", spec.root_certificates_path]
     output = subprocess.DEVNULL if spec.suppress_output else None
     env = os.environ | {_TASK_TOKEN: spec.token}
-    subprocess.Popen([*command, "--parent-pid", str(spec.parent_pid)], env=env, stdout=output, stderr=output)
+    return subprocess.Popen([*command, "--parent-pid", str(spec.parent_pid)], env=env, stdout=output, stderr=output)
+
+
+def wait_for_capacity(running: list[subprocess.Popen[bytes]]) -> None:
+    """Wait until fewer than `MOST_TASKS` of these processes run; forget those that have ended.
+
+    On a busy machine Flower gives a task out again before its process has started, again and again.
+    """
+    while len(alive := [process for process in running if process.poll() is None]) >= MOST_TASKS:
+        time.sleep(_POLL_SECONDS)
+    running[:] = alive
 
 
 def _superexec(task: TaskType, app: str) -> None:
     executor = _module("supercore.superexec.executor.subprocess_executor")
 
+    running: list[subprocess.Popen[bytes]] = []
+
     def launch_task(_: object, spec: Any) -> Any:
-        launch(app, spec)
+        running.append(launch(app, spec))
         return executor.LaunchResult.accepted()
 
     executor.SubprocessExecutor.launch = launch_task
+    executor.SubprocessExecutor.reconcile = lambda _: wait_for_capacity(running)  # before it asks for a task
     _module("supercore.superexec.plugin").AutoExecPlugin.supported_task_types = frozenset({task})
     _module("supercore.cli.flower_superexec").flower_superexec()
 
