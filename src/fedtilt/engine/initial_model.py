@@ -32,7 +32,7 @@ def build_initial_model(
 def initial_model(federation: Federation, model: ModelSource, settings: TrainSettings) -> tuple[nn.Module, Parts]:
     """`build_initial_model`, checked on samples of the first client."""
     net = _build(model, federation.input_shape, federation.outputs, settings)
-    x, y = federation.clean_train(0)
+    x, y = federation.clean_train(federation.first_client)
     for count in (2, 1):  # the last batch of an epoch may have one sample
         rows = torch.zeros(count, dtype=torch.long)
         _check_output(net, take(x, rows), y[rows], federation, settings.sample_loss)
