@@ -166,6 +166,7 @@ class Table:
             schema=schema,
             row_names=reader.rows,
             warnings=(
+                *_without_rows(rows, leave_out, reader.title),
                 *dropped_columns(schema, self.schema),
                 *(text for column in schema.columns for text in found.get(column.name, [])),
             ),
@@ -216,6 +217,14 @@ class Table:
                 for site, positions in sites.items()
             }
         return summarise_sites(self.reader, self.names, sites, classes, self.schema)
+
+
+def _without_rows(rows: LabelledRows, names: Sequence[str], title: str) -> list[str]:
+    """A sentence about every client to leave out that has no row: it may be misspelt."""
+    if rows.client is None or rows.client_names is None:
+        return []
+    gone = [name for name in names if not (rows.client == rows.client_names.index(name)).any()]
+    return [f"leave_out names {name!r}, and no row of {title} has this client; check the name" for name in gone]
 
 
 def open_table(
