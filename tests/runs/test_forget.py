@@ -154,9 +154,7 @@ def test_privacy_counts_on_all_clients() -> None:
     federation = ft.Federation.build(ft.data.load("toy-2"), clients=6, partition="iid", leave_out=["0"])
     privacy = ft.Privacy(clip=1.0, noise=1.0, delta=1e-5)
     with pytest.raises(InputError, match="leave_out gives rounds fewer clients than the privacy"):
-        ft.run(
-            [ft.fedavg()], federation, ft.models.logistic, rounds=1, privacy=ft.Privacy(clip=1.0, noise=1.0, delta=1e-5)
-        )
+        ft.run([ft.fedavg()], federation, ft.models.logistic, rounds=1, privacy=privacy)
 
 
 def test_a_site_deletes_what_it_keeps(tmp_path: Path) -> None:

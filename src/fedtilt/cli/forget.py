@@ -41,8 +41,8 @@ def forget(
         return
     new = out or folder.with_name(f"{folder.name}-without-{client}")
 
-    def train(callbacks: Sequence[Callback]) -> object:
-        return forget_client(folder, client, new, callbacks)
+    def train(callbacks: Sequence[Callback]) -> None:
+        forget_client(folder, client, new, callbacks)
 
     train_and_print(new, train, print_run, seeds=spec_of(folder).seeds, quiet=quiet, verbose=False, as_json=False)
     page = report.write([folder, new], new / "without.html")

@@ -47,6 +47,17 @@ from fedtilt.storage.run_folder import RunFolder, model_description
 from fedtilt.training import LocalJob, Trained, choose_backend
 
 _log = logging.getLogger("flwr")
+DECLARES = {  # of `declare-…` in --node-config: the default, and what the server receives with true and with false
+    "classes": (
+        True,
+        "correct predictions, or errors, and test samples by class or range",
+        "correct predictions, or errors, and test samples in total, and their spread over classes",
+    ),
+    "groups": (False, "the same by group of data.group, of groups with enough test samples", ""),
+    "metrics": (False, "the site's own metrics, such as AUROC", ""),
+    "scores": (False, "counts of its scores on validation data, for prediction sets", ""),
+    "suspects": (False, "the number of samples whose labels look wrong", ""),
+}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,8 +86,7 @@ class Site:
                 f"--node-config needs state-dir, a folder for the site's state, such as its personal model; "
                 f"got {state_dir!r}"
             )
-        declares = {"classes": True, "groups": False, "metrics": False, "scores": False, "suspects": False}
-        declares = {key: yes_or_no(node_config, f"declare-{key}", default) for key, default in declares.items()}
+        declares = {key: yes_or_no(node_config, f"declare-{key}", entry[0]) for key, entry in DECLARES.items()}
         resolved = task.resolve(run_config)
         spec = resolved.spec
         federation = task.site_federation(resolved, number, node_config, schema)
