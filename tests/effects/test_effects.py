@@ -180,6 +180,7 @@ SEEN = {
     "data.folder": lambda spec, path: dataset_of(spec, 0),
     "train.backend": lambda spec, path: prepared_of(spec, 0).backend.name,
     "train.precision": lambda spec, path: prepared_of(spec, 0).settings.precision,  # without a GPU, refused
+    "train.micro_batch_size": lambda spec, path: prepared_of(spec, 0).backend.reasons,
     "train.workers": _in_executor,
     "train.stack_size": _in_executor,
     "train.cluster": lambda spec, path: train_settings_of(spec, 0).on_cluster,
