@@ -71,6 +71,7 @@ CASES: dict[str, Case] = {
     "data.split_time": Case("admitted", TABLE),
     "data.rename": Case({"age": "pressure", "pressure": "age"}, TABLE | {"data.schema": "schema.json"}),
     "data.missing": Case(["30"], TABLE),
+    "data.find_missing": Case(False, MESSY),
     "data.decimal": Case(",", MESSY),
     "data.thousands": Case(".", MESSY, also={"data.decimal": None}),
     "data.encoding": Case("cp850", MESSY),

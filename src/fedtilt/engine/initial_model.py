@@ -55,7 +55,8 @@ def initial_model(federation: Federation, model: ModelSource, settings: TrainSet
         if settings.micro_batch_size is not None:
             raise InputError(
                 f"micro_batch_size = {settings.micro_batch_size} would change what the model computes: its buffer "
-                f"{next(iter(parts.buffers))!r} is of whole batches; use GroupNorm, set buffers = 'frozen', or leave it out"
+                f"{next(iter(parts.buffers))!r} is of whole batches; use GroupNorm, set buffers = 'frozen', "
+                "or leave it out"
             )
     return net, parts
 

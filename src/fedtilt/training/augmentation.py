@@ -50,8 +50,8 @@ def _check_like(x: Inputs, found: object) -> None:
             )
         if after.shape != before.shape or after.dtype != before.dtype:
             raise InputError(
-                f"transform returned {after.dtype} of shape {tuple(after.shape)} for {name} of {before.dtype} and shape "
-                f"{tuple(before.shape)}; return a batch like the one that it is given"
+                f"transform returned {after.dtype} of shape {tuple(after.shape)} for {name} of {before.dtype} and "
+                f"shape {tuple(before.shape)}; return a batch like the one that it is given"
             )
         if after.is_floating_point() and not after.isfinite().all():
             raise InputError(f"transform returned values that are not finite for {name}; check what it computes")
