@@ -75,7 +75,7 @@ CASES: dict[str, Case] = {
     "data.decimal": Case(",", MESSY),
     "data.thousands": Case(".", MESSY, also={"data.decimal": None}),
     "data.encoding": Case("cp850", MESSY),
-    "data.ignore_case": Case(True, MESSY),
+    "data.ignore_case": Case(False, MESSY),
     "data.schema": Case("schema.json", TABLE),
     "data.images": Case("images", also=IMAGES),
     "data.image_size": Case(4, IMAGES),
