@@ -20,6 +20,7 @@ from fedtilt.errors import InputError
 class Optimizer(NamedSettings):
     """What all optimisers have; the learning rate is that of the run, or of the method."""
 
+    weight_decay: ClassVar[float] = 0.0
     momentum: ClassVar[float] = 0.0
     nesterov: ClassVar[bool] = False
     is_of_torch: ClassVar[bool] = False  # whether it is known by name only, and the autograd loop alone takes its steps
@@ -52,7 +53,7 @@ class SGD(Optimizer):
     """SGD, with momentum or without."""
 
     rule: ClassVar[str] = "sgd"
-    weight_decay: float = setting(0.0, "weight decay", ge=0)
+    weight_decay: float = setting(0.0, "weight decay", ge=0)  # type: ignore[misc]
     momentum: float = setting(0.0, "momentum", ge=0, lt=1)  # type: ignore[misc]
     nesterov: bool = setting(False, "whether the momentum is Nesterov's")  # type: ignore[misc]
 
@@ -67,7 +68,7 @@ class Adam(Optimizer):
     """Adam (Kingma and Ba, ICLR 2015, arXiv 1412.6980)."""
 
     rule: ClassVar[str] = "adam"
-    weight_decay: float = setting(0.0, "weight decay", ge=0)
+    weight_decay: float = setting(0.0, "weight decay", ge=0)  # type: ignore[misc]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter, ICLR 2019, arXiv 1711.05101)."""
 
     rule: ClassVar[str] = "adamw"
-    weight_decay: float = setting(0.0, "weight decay", ge=0)
+    weight_decay: float = setting(0.0, "weight decay", ge=0)  # type: ignore[misc]
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {cls.rule: cls for cls in (SGD, Adam, AdamW)}

@@ -107,7 +107,7 @@ def normalised(input_shape: tuple[int, ...], classes: int) -> nn.Module:
         ({"optimizer": "rmsprop"}, "choose one of sgd, adam, adamw, or one of torch.optim, such as RMSprop"),
         (
             {"optimizer": {"name": "NAdam", "beta": 0.9}},
-            "is not a setting of 'torch.optim.NAdam', which has clip_norm,",
+            "is not a setting of 'torch.optim.NAdam', which has weight_decay,",
         ),
         ({"optimizer": {"name": "NAdam", "betas": [0.9, 2.0]}}, "Invalid beta parameter at index 1: 2.0"),
         ({"optimizer": "Rprop", "weight_decay": 0.1}, "weight_decay = 0.1 has no effect with 'torch.optim.Rprop'"),
@@ -159,4 +159,4 @@ def test_an_optimiser_of_torch_takes_its_steps(optimizer: object, make: object) 
 def test_a_spec_names_an_optimiser_of_torch() -> None:
     spec = load("toy", overrides=["train.optimizer=RMSprop", "train.optimizer.alpha=0.5", "train.weight_decay=0.1"])
     found = train_settings_of(spec, 0).client_optimizer
-    assert found.describe() == "torch.optim.RMSprop, alpha = 0.5, weight_decay = 0.1"
+    assert found.describe() == "torch.optim.RMSprop, weight_decay = 0.1, alpha = 0.5"

@@ -35,7 +35,7 @@ class Augmentation(NamedTuple):
         with torch.no_grad(), seeds.seeded_global_rng(key, device):
             found = self.transform(x)
         _check_like(x, found)
-        return found  # type: ignore[no-any-return]
+        return found
 
 
 def _check_like(x: Inputs, found: object) -> None:

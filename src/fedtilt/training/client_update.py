@@ -69,7 +69,7 @@ def torch_optimizer(settings: Optimizer, parameters: Sequence[nn.Parameter], lr:
         name = settings.label.removeprefix("torch.optim.")
         arguments = {key: value for key, value in settings.settings().items() if key != "clip_norm"}
         try:
-            return getattr(torch.optim, name)(parameters, lr=lr, **arguments)  # type: ignore[no-any-return]
+            return getattr(torch.optim, name)(parameters, lr=lr, **arguments)
         except (TypeError, ValueError) as error:
             raise InputError(
                 f"optimizer = {settings.label!r} does not take its settings or this model: {error}"

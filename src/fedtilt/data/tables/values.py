@@ -94,7 +94,7 @@ def read_names(reader: TableReader, name: str, *, gaps: bool = False) -> tuple[n
     if pa.types.is_boolean(column.type):
         column = pa.chunked_array([pa.array([None if v is None else str(v) for v in column.to_pylist()])])
     text = column if is_text(column.type) else column.cast(pa.string())
-    codes, texts = distinct_texts(text, reader.files.ignore_case)
+    codes, texts = distinct_texts(text, bool(reader.files.ignore_case))
     missing = {"", *(word.casefold() for word in reader.missing_in(name))}
     empty = np.array([text.casefold() in missing for text in texts] + [True])  # the last: a row without a value
     used = np.roll(np.bincount(codes + 1, minlength=len(empty)) > 0, -1)
