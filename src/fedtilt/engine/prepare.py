@@ -187,7 +187,7 @@ def models_kept(methods: Sequence[Method], settings: TrainSettings, *, clients: 
     optimizers = [m.optimizer or settings.server_optimizer for m in methods]
     server = sum(1 if o is None else 1 + len(o.init(torch.zeros(0))) for o in optimizers)  # w, and the optimiser's slot
     client = settings.client_optimizer
-    optimizer = _OPTIMIZER_TENSORS.get(client.name, int(client.momentum > 0))
+    optimizer = _OPTIMIZER_TENSORS.get(client.name, 2 if client.is_of_torch else int(client.momentum > 0))
     in_training = 2 + optimizer  # parameters, gradients, state of the optimiser
     initial = 1
     return initial + server + clients * jobs + max(1, workers) * (in_training + jobs * (workers > 0))
