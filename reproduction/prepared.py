@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from fedtilt.data import Dataset, load
 from fedtilt.data.published.entry import data_folder
@@ -24,12 +24,12 @@ def prepare(name: str, seed: int, folder: str | None) -> Path:
     data, path = load(name, seed=seed), path_of(name, seed, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {
-        f"{key}_{side}": getattr(data, f"{key}_{side}").contiguous()
+        f"{key}_{side}": _small(getattr(data, f"{key}_{side}"))
         for key in ("x", "y", "client") for side in ("train", "test")
     }  # fmt: skip
     for side in ("train", "test"):
         for group, codes in (getattr(data, f"group_{side}") or {}).items():
-            tensors[f"group_{side}.{group}"] = codes.contiguous()
+            tensors[f"group_{side}.{group}"] = _small(codes)
     save_file(tensors, path, {key: json.dumps(getattr(data, key)) for key in _NAMES})
     return path
 
@@ -41,9 +41,18 @@ def read_table(name: str, seed: int, folder: str | None) -> Dataset:
         return load(name, seed=seed)
     with safe_open(path, "pt") as file:
         names = {key: json.loads(text) for key, text in file.metadata().items()}
-        tensors: dict[str, Any] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    groups: dict[str, dict[str, torch.Tensor]] = {"group_train": {}, "group_test": {}}
+        tensors: dict[str, Any] = {key: _large(file.get_tensor(key)) for key in file.keys()}  # noqa: SIM118
+    groups: dict[str, dict[str, Tensor]] = {"group_train": {}, "group_test": {}}
     for key in [key for key in tensors if key.startswith("group_")]:
         side, _, group = key.partition(".")
         groups[side][group] = tensors.pop(key)
     return Dataset(name=name, classes=len(names["class_names"]), **names, **tensors, **groups)
+
+
+def _small(tensor: Tensor) -> Tensor:
+    """Numbers of classes, clients and groups in two bytes."""
+    return tensor.contiguous() if tensor.is_floating_point() else tensor.short()
+
+
+def _large(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_floating_point() else tensor.long()

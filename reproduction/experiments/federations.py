@@ -1,9 +1,10 @@
-"""All methods and the baselines on federations that exist: each with its best setting on the clients' validation data."""
+"""All methods and baselines on federations that exist; a method has its best setting on validation data."""
 
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from fedtilt.evaluation.baselines import constant_outputs, pooled_outputs
 from fedtilt.evaluation.metrics import compute_metrics
 from fedtilt.evaluation.predictions import Predictions, predict, predictions_of
 from fedtilt.simulation import Round
-from reproduction.chapter import Chapter
+from reproduction.chapter import Chapter, Table
 from reproduction.experiment import Case, Experiment, OnProgress, Options, Results
 from reproduction.prepared import read_table
 from reproduction.results import round_floats
@@ -83,8 +84,7 @@ def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, 
         warnings.simplefilter("ignore", InputWarning)  # about small clients, of which these tables have many
         federation = _federation(plain, settings)
         if "methods" not in settings:
-            found = {name: predictions for name, predictions in _baselines(federation, settings["seed"]).items()}
-            return round_floats(_report(federation, groups, found))
+            return round_floats(_report(federation, groups, _baselines(federation, settings["seed"])))
         return _train(federation, groups, settings, options, on_progress)
 
 
@@ -114,9 +114,7 @@ def _train(
         return {"chosen": chosen, **_report(federation, groups, by_method)}
 
     result = train_grid(settings, options, on_progress, curves=False, federation=federation, details=details)
-    validation = {
-        name: evaluated(found, "validation")["accuracy"] for name, found in result["methods"].items()
-    }
+    validation = {name: evaluated(found, "validation")["accuracy"] for name, found in result["methods"].items()}
     return round_floats({**result["details"], "validation": validation, "diverged": result["diverged"]})
 
 
@@ -124,7 +122,7 @@ def _report(
     federation: Federation, groups: Mapping[str, GroupColumn], found: Mapping[str, Predictions]
 ) -> dict[str, Any]:
     """Of every method: metrics over clients, the correct predictions of each client, group gaps, calibration."""
-    rows = torch.cat([index for index in federation.test_index])
+    rows = torch.cat(list(federation.test_index))
     of_groups = {name: column.test[rows] for name, column in groups.items()}
     report, total = {}, torch.zeros(0)
     for method, predictions in found.items():
@@ -188,7 +186,10 @@ def _logistic(x: np.ndarray, y: np.ndarray, test: np.ndarray) -> Tensor:
 def _mixed_effects(
     x: np.ndarray, y: np.ndarray, client: np.ndarray, test: np.ndarray, client_test: np.ndarray, clients: int
 ) -> Tensor:
-    """A logistic regression with a random intercept per client, by statsmodels' posterior mode."""
+    """A logistic regression with a random intercept per client, by statsmodels' variational posterior.
+
+    Not by the posterior mode: the mode of the variance of the intercepts is 0, whatever the data.
+    """
     from scipy.sparse import csr_matrix
     from statsmodels.genmod.bayes_mixed_glm import BinomialBayesMixedGLM
 
@@ -198,13 +199,98 @@ def _mixed_effects(
     random = csr_matrix((np.ones(len(y)), (np.arange(len(y)), client)), shape=(len(y), clients))
     model = BinomialBayesMixedGLM(y, with_constant(x), random, np.zeros(clients, dtype=int))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a mode that is reached to three digits is as good a baseline
-        fitted = model.fit_map()
+        warnings.simplefilter("ignore")  # a fit that has not quite converged is as good a baseline
+        fitted = model.fit_vb(mean=np.zeros(1 + x.shape[1] + 1 + clients), sd=np.full(2 + x.shape[1] + clients, 0.5))
     logit = with_constant(test) @ fitted.fe_mean + fitted.vc_mean[client_test]
     positive = torch.from_numpy(1 / (1 + np.exp(-logit))).float()
     return torch.stack([1 - positive, positive], 1)
 
 
+# -- the chapter -------------------------------------------------------------------------------------------------------
+
+COLUMNS = {"accuracy": 1, "worst": 1, "client_fairness": -1, "gap": -1, "calibration": -1}  # 1: more is better
+_TITLES = {
+    "accuracy": "accuracy", "worst": "worst 10 %", "client_fairness": "client fairness", "gap": "group gap",
+    "calibration": "calibration error",
+}  # fmt: skip
+Values = dict[str, dict[str, float]]  # method → column → its mean over the seeds
+
+
+def cell_values(results: Results, data: str, condition: str, model: str, seeds: Sequence[int]) -> Values:
+    """What the methods and baselines have in one cell, for the seeds in which both are measured."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for seed in seeds:
+        for part in (model, BASELINES):
+            result = results.get(f"{data}-{condition}-{part}-seed-{seed}", {"methods": {}})
+            for method, values in result["methods"].items():
+                row = {**values, "gap": max(values["gaps"].values(), default=0.0)}
+                for column in COLUMNS:
+                    found.setdefault(method, {}).setdefault(column, []).append(row[column])
+    return {method: {column: fmean(of) for column, of in columns.items()} for method, columns in found.items()}
+
+
+def mean_ranks(cells: Sequence[Values], column: str = "accuracy") -> dict[str, float]:
+    """Method → its mean rank over the cells, of the methods that all cells have; equal values share a rank."""
+    from scipy.stats import rankdata  # slow to import
+
+    methods = [method for method in cells[0] if all(method in cell for cell in cells)]
+    ranks = np.mean([rankdata([-COLUMNS[column] * cell[m][column] for m in methods]) for cell in cells], axis=0)
+    return dict(zip(methods, map(float, ranks), strict=True))
+
+
+def critical_difference(methods: int, cells: int) -> float:
+    """Two methods whose mean ranks differ by less are not significantly different, by Nemenyi's test at 5 %.
+
+    (J. Demsar, Statistical comparisons of classifiers over multiple data sets, JMLR 7, 2006.)
+
+    >>> round(critical_difference(4, 14), 2)
+    1.25
+    """
+    from scipy.stats import studentized_range  # slow to import
+
+    quantile = studentized_range.ppf(0.95, methods, np.inf) / np.sqrt(2)
+    return float(quantile * np.sqrt(methods * (methods + 1) / (6 * cells)))
+
+
 def chapter(experiment: Experiment, results: Results) -> Chapter:
-    """The ranking."""
-    return Chapter(title=experiment.title, lead=experiment.about.strip())
+    """The ranking under every condition and model, and the accuracy on every table."""
+    settings, parts = experiment.settings, list[Table]()
+    seeds = range(settings["seeds"])
+    for condition, given in settings["conditions"].items():
+        for model in given["models"]:
+            cells = {
+                data: values for data in settings["data"]
+                if (values := cell_values(results, data, condition, model, seeds))
+            }  # fmt: skip
+            if cells:
+                parts += [_rank_table(cells, condition, model), _accuracy_table(cells, condition, model)]
+    return Chapter(title=experiment.title, lead=experiment.about.strip(), parts=parts)
+
+
+def _rank_table(cells: Mapping[str, Values], condition: str, model: str) -> Table:
+    tables = list(cells.values())
+    ranks = {column: mean_ranks(tables, column) for column in COLUMNS}
+    order = sorted(ranks["accuracy"], key=lambda method: ranks["accuracy"][method])
+    difference = critical_difference(len(order), len(tables))
+    return Table(
+        caption=f"Mean ranks, {condition}, {model}",
+        columns=["method", *_TITLES.values()],
+        rows=[[method, *(f"{ranks[column][method]:.1f}" for column in COLUMNS)] for method in order],
+        notes=f"Over {len(tables)} federations, 1 is best. Mean ranks that differ by less than {difference:.1f} are "
+        "not significantly different (Nemenyi's test at 5 %).",
+    )
+
+
+def _accuracy_table(cells: Mapping[str, Values], condition: str, model: str) -> Table:
+    ranks = mean_ranks(list(cells.values()))
+    rows: list[list[str | float]] = [
+        [method, *(f"{values[method]['accuracy']:.1f} ({values[method]['worst']:.0f})" for values in cells.values())]
+        for method in sorted(ranks, key=lambda method: ranks[method])
+    ]
+    return Table(
+        caption=f"Accuracy and, in brackets, that of the worst 10 % of the clients, {condition}, {model}",
+        columns=["method", *cells],
+        rows=rows,
+        notes="In %, mean over the clients, then over the seeds.",
+        folded=True,
+    )
