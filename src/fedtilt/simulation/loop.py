@@ -6,7 +6,8 @@ or without workers) or in one worker process per core, with one of the `BACKENDS
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from fedtilt.data import Federation
 from fedtilt.data.data_warnings import warn
 from fedtilt.engine.client_states import ClientStates, FederationState, RestartPoint
 from fedtilt.engine.prepare import PreparedRun, check_effects, make_executor, prepare
-from fedtilt.engine.server import server_update
+from fedtilt.engine.server import ServerUpdate, server_update
 from fedtilt.engine.server_inputs import received_updates, train_on_root_sets
 from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
 from fedtilt.engine.state import check_state, initial_server
@@ -70,15 +71,16 @@ def simulate(
     return _until_stop(simulate_prepared(prepared, state=state, client_states=client_states), prepared)
 
 
-def _until_stop(rounds: Iterator[Round], prepared: PreparedRun) -> Iterator[Round]:
+def _until_stop(rounds: Generator[Round, None, None], prepared: PreparedRun) -> Iterator[Round]:
     """The rounds, to the one with which the run ends early."""
     check = StopCheck(prepared.settings.stop)
-    for round in rounds:
-        yield round
-        if round.validation is not None:
-            check.update(round.number, {m.name: round.metrics(m.name, validation=True) for m in prepared.methods})
-        if check.is_over:
-            return
+    with closing(rounds):  # from Python 3.12 on, it would outlive a closed `_until_stop`, with its workers
+        for round in rounds:
+            yield round
+            if round.validation is not None:
+                check.update(round.number, {m.name: round.metrics(m.name, validation=True) for m in prepared.methods})
+            if check.is_over:
+                return
 
 
 def simulate_prepared(
@@ -88,7 +90,7 @@ def simulate_prepared(
     client_states: ClientStates | None = None,
     notice: Callable[[str], None] | None = None,
     releases: Releases | None = None,
-) -> Iterator[Round]:
+) -> Generator[Round, None, None]:
     """`simulate` with checked inputs.
 
     Args:
@@ -121,7 +123,7 @@ def _to(device: torch.device, tensors: Tensors) -> dict[str, Tensor]:
 
 def _rounds(
     prepared: PreparedRun, state: FederationState, notice: Callable[[str], None], releases: Releases
-) -> Iterator[Round]:  # fmt: skip
+) -> Generator[Round, None, None]:  # fmt: skip
     federation, settings, device = prepared.federation, prepared.settings, prepared.device
     prepared.net.to(device)
     if state.round >= settings.rounds:  # nothing is left to train, and no worker to start
@@ -180,39 +182,14 @@ def _run_round(
     number = state.round + 1
 
     # 1. select clients
-    selected = settings.selected(number, federation.clients)
+    selected = settings.selected(number, federation.clients, federation.left_out)
 
-    # 2. plan their local jobs
-    server = merge_equal(state.server)
-    plans = plan_clients(prepared, server, state.client_states, selected, number)
-
-    # 3. train
-    updates, kept, audited = train_clients(prepared, plans, executor, number, state.client_states, collector)
-
-    # 4. server update; the state changes only after all models have been checked
-    check_finite(number, methods, server, updates, kept)
-    mechanism = prepared.mechanism and prepared.mechanism.for_round(number)
-    # noise of the seed is the same in a round that is repeated, so it is one model
-    made = releases.add() if mechanism and mechanism.seed is None else number
-    roots = train_on_root_sets(prepared, server, number)
-    updates = received_updates(prepared, server, updates, roots, number)
-    updated = {
-        m.name: server_update(
-            m,
-            server[m.name],
-            updates[m.name],
-            settings,
-            mechanism,
-            round=number,
-            root=roots.get(m.name),
-            clients=federation.clients,
-        )
-        for m in methods
-    }
-    state.server = {name: update.state for name, update in updated.items()}
+    updated: dict[str, ServerUpdate] = {}
+    mechanism, made = prepared.mechanism and prepared.mechanism.for_round(number), number
+    if selected:
+        updated, made = _update(prepared, state, executor, collector, releases, selected, number)
+    # else all of them are left out, and the models stay as they are
     state.round = number
-    store_states(state, kept, audited)
-    del server, plans, updates, kept, audited  # free their memory before the evaluation
 
     # 5. evaluate
     evaluate = settings.evaluates(number) and not again
@@ -234,6 +211,47 @@ def _run_round(
         client_names=federation.client_names,
         _target=federation.target,
     )
+
+
+def _update(
+    prepared: PreparedRun, state: FederationState, executor: Executor, collector: Collector | None,
+    releases: Releases, selected: list[int], number: int,
+) -> tuple[dict[str, ServerUpdate], int]:  # fmt: skip
+    """Train the selected clients and update the state; also returned: how many models with noise were made."""
+    methods, federation, settings = prepared.methods, prepared.federation, prepared.settings
+
+    # 2. plan their local jobs
+    server = merge_equal(state.server)
+    plans = plan_clients(prepared, server, state.client_states, selected, number)
+
+    # 3. train
+    updates, kept, audited = train_clients(prepared, plans, executor, number, state.client_states, collector)
+
+    # 4. server update; the state changes only after all models have been checked
+    check_finite(number, methods, server, updates, kept)
+    mechanism = prepared.mechanism and prepared.mechanism.for_round(number)
+    # noise of the seed is the same in a round that is repeated, so it is one model
+    made = releases.add() if mechanism and mechanism.seed is None else number
+    roots = train_on_root_sets(prepared, server, number)
+    received = received_updates(prepared, server, updates, roots, number)
+    updated = {
+        m.name: server_update(
+            m,
+            server[m.name],
+            received[m.name],
+            settings,
+            mechanism,
+            round=number,
+            root=roots.get(m.name),
+            clients=federation.clients,
+            are_valid=received[m.name] is updates[m.name],
+        )
+        for m in methods
+    }
+    state.server = {name: update.state for name, update in updated.items()}
+    state.round = number
+    store_states(state, kept, audited)
+    return updated, made
 
 
 def _attack_success(methods: Sequence[Method], state: FederationState, triggered: Evaluator) -> dict[str, float]:
