@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fedtilt.auditing.collect import ClientRound, Collector
 from fedtilt.data import Federation, Schema
-from fedtilt.data.inputs import take
 from fedtilt.data.tables.schema import MIN_COUNT
 from fedtilt.devices import pick_device
 from fedtilt.engine.client import ClientUpdate, finish, plan
@@ -24,10 +23,10 @@ from fedtilt.engine.state import Messages, client_state_like, messages_of
 from fedtilt.engine.updates import invalid_reason
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
-from fedtilt.evaluation.groups import Grouping, group_names, groupings
+from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.metrics_frame import metrics_frame
-from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.evaluation.predictions import predictions_of
 from fedtilt.evaluation.round_metrics import round_metrics
 from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.files import private_files, private_folder, write_json, write_tensors
@@ -145,7 +144,7 @@ class Site:
     def _train(self, jobs: Mapping[str, LocalJob], device: torch.device, round: int) -> dict[str, Trained]:
         """The trained models by name; raises InputError if one diverged."""
         settings, parts, all_jobs = self.task.settings, self.parts, list(jobs.values())
-        sample = take(self.federation.clean_train(self.number)[0], slice(0, 1))
+        sample = self.federation.sample(self.number)
         is_weighted = self.federation.dataset.weight_train is not None
         backend = choose_backend(
             self.model, all_jobs, device.type, settings.backend, sample, settings.precision, is_weighted
@@ -246,11 +245,9 @@ class Site:
                 }
             found = found._replace(groups=groups)
         if self.declares["metrics"] and len(federation.test_index[self.number]):
-            _, y, clients = federation.evaluation("test")
-            by = {CLIENT: Grouping(CLIENT, federation.client_names, clients)} | groupings(federation)
-            outputs = evaluator.predictions(self.task.method, state)
-            numbers = None if federation.target is None else y
-            frame = metrics_frame(Predictions(outputs=outputs, groupings=by, numbers=numbers), by=None, resamples=0)
+            outputs = {self.task.method.name: evaluator.predictions(self.task.method, state)}
+            (predictions,) = predictions_of(federation, outputs).values()
+            frame = metrics_frame(predictions, by=None, resamples=0)
             values = {name: estimate.value for name, estimate in frame.overall_estimates.items()}
             found = found._replace(metrics={name: value for name, value in values.items() if math.isfinite(value)})
         return found
