@@ -155,7 +155,8 @@ def quick(case: Case) -> Case:
     elif case.classes == 200:
         model = lambda: resnet18(width=2)  # noqa: E731
     return replace(
-        case, model=model, clients=4, selected=2, samples=10, epochs=1, batch_size=5, rounds=2, timed=1, test=40, classes=10,
+        case, model=model, clients=4, selected=2, samples=10, epochs=1, batch_size=5, rounds=2, timed=1,
+        test=40, classes=10,
         device="cpu", pfl_rounds=min(1, case.pfl_rounds),
     )  # fmt: skip
 
