@@ -210,15 +210,13 @@ METRICS = {
     "r2": Metric("R²", _r2, "the same target in all samples", tasks=("regression",)),
 }
 METRICS |= {
-    score.name: Metric(
-        score.title, _of_score(score), "no samples", score.higher_is_better,
-        *([_exact_matches] if score is EXACT_MATCH else []), tasks=tasks,
-    )
+    score.name: Metric(score.title, _of_score(score), "no samples", score.higher_is_better, tasks=tasks)
     for score, tasks in (
         (LOSS, ("language", "multilabel")), (PERPLEXITY, ("language",)), (TOKEN_ACCURACY, ("language",)),
         (LABEL_ACCURACY, ("multilabel",)), (EXACT_MATCH, ("multilabel",)), (MICRO_F1, ("multilabel",)),
     )
 }  # fmt: skip
+METRICS["exact_match"] = METRICS["exact_match"]._replace(proportion=_exact_matches)
 OVERALL_METRICS = ("accuracy", "balanced_accuracy", "f1", "auroc", "auprc", "log_loss", "calibration_error")
 CLASS_METRICS = ("precision", "recall", "f1", "auroc", "auprc", "calibration_error")
 POSITIVE_METRICS = (*CLASS_METRICS[:5], "log_loss", "calibration_error", "selection_rate", "false_positive_rate")

@@ -94,7 +94,7 @@ def scores_of(sums: Tensor) -> tuple[Score, ...]:
 
 def others_of(score: Score) -> tuple[Score, ...]:
     """The scores beside a main one."""
-    return next((others for main, *others in _SCORES_OF.values() if main is score), ())  # type: ignore[return-value]
+    return next((scores[1:] for scores in _SCORES_OF.values() if scores[0] is score), ())
 
 
 def shares_of(sums: Tensor) -> tuple[Score, Tensor] | None:
