@@ -8,12 +8,13 @@ from torch import Tensor
 
 from fedtilt.data import Federation
 from fedtilt.data.groups import CLASS, in_words
-from fedtilt.data.targets import ALL, RANGE, TARGETS, NumericTarget
+from fedtilt.data.targets import ALL, RANGE, TABLE_TASKS, TARGETS, NumericTarget
 from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.prepare import PreparedRun
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.groups import Grouping, groupings
+from fedtilt.evaluation.prediction_sets import PredictionSets, Scores, class_bins, number_bins
 from fedtilt.evaluation.threshold import Threshold, choose_threshold
 from fedtilt.executors.in_process import one_thread
 from fedtilt.methods import Method
@@ -29,6 +30,7 @@ class Predictions:
     outputs: Tensor  # probabilities (S, K), float32; of other tasks what `Evaluator.predictions` returns, float64
     groupings: Mapping[str, Grouping]  # "client", "class", "range" or "all", and the columns of groups
     numbers: Tensor | None = None  # (S,) the targets if they are numbers, float32
+    scores: Scores | None = None  # on validation data; None: there is none
 
     @property
     def probabilities(self) -> Tensor:
@@ -87,6 +89,21 @@ class Predictions:
         what = f"{len(self.class_names)} classes" if self.of_classes else in_words(self.label_group)
         return f"Predictions({len(self.outputs):,} test samples, {what}, by {', '.join(self.groupings)})"
 
+    def prediction_sets(self, coverage: float = 0.9, bad_share: float = 0.0) -> PredictionSets:
+        """Sets that contain the truth with this probability: see `prediction_sets.PredictionSets`."""
+        if self.task not in TABLE_TASKS:
+            raise InputError(f"prediction sets are of classes and numbers, and the data has {TARGETS[self.task].words}")
+        if self.scores is None:
+            raise InputError(
+                "prediction sets need validation data, and the run has none; train with clients.validation = 0.2 in "
+                "the spec (validation=0.2 of Federation.build)"
+            )
+        clients = self.groupings[CLIENT]
+        targets = self.labels if self.numbers is None else self.numbers
+        bins = score_bins(self.outputs, targets, self.scores.deviation)
+        sizes = clients.codes.bincount(minlength=len(clients.names)).tolist()
+        return PredictionSets(self.scores, bins.split(sizes), clients.names, coverage, bad_share, self.outputs)
+
     def sums(self) -> Tensor:
         """What `metrics` sums of every sample: whether it is right (S,), int64, or float64 (S, sums)."""
         if self.of_classes:
@@ -108,11 +125,35 @@ class Predictions:
 
 
 def predict(prepared: PreparedRun, methods: Sequence[Method], state: FederationState) -> dict[str, Predictions]:
-    """What the evaluated models of methods predict on the test data of all clients."""
+    """What the evaluated models of methods predict on the test data of all clients, and their validation scores."""
     with one_thread(prepared.device):  # on small models, several threads wait for each other more than they work
         evaluator = Evaluator(prepared.federation, prepared.net, prepared.parts, prepared.device)
         outputs = {m.name: evaluator.predictions(m, state) for m in methods}
-    return predictions_of(prepared.federation, outputs)
+        scores = {}
+        if any(map(len, prepared.federation.validation_index)) and has_prediction_sets(prepared.federation):
+            evaluator = Evaluator(prepared.federation, prepared.net, prepared.parts, prepared.device, "validation")
+            scores = {m.name: scores_of(prepared.federation, evaluator.predictions(m, state)) for m in methods}
+    return predictions_of(prepared.federation, outputs, scores)
+
+
+def score_bins(outputs: Tensor, targets: Tensor, deviation: float | None) -> Tensor:
+    """The bins of the scores of the true classes or, with a deviation, of numbers, (S,)."""
+    if deviation is not None:
+        return number_bins(outputs, targets, deviation)
+    return class_bins(outputs).gather(1, targets[:, None])[:, 0]
+
+
+def has_prediction_sets(federation: Federation) -> bool:
+    """Whether what is predicted, classes or numbers, has prediction sets."""
+    return federation.dataset.task in TABLE_TASKS
+
+
+def scores_of(federation: Federation, outputs: Tensor) -> Scores:
+    """The scores of outputs on the validation data of all clients, ordered by client."""
+    deviation = federation.target.deviation if isinstance(federation.target, NumericTarget) else None
+    bins = score_bins(outputs, federation.evaluation("validation")[1], deviation)
+    sizes = [len(rows) for rows in federation.validation_index]
+    return Scores(bins.split(sizes), federation.class_counts(), deviation)
 
 
 def choose_thresholds(prepared: PreparedRun, methods: Sequence[Method], state: FederationState) -> dict[str, Threshold]:
@@ -136,9 +177,14 @@ def choose_thresholds(prepared: PreparedRun, methods: Sequence[Method], state: F
     return {method: choose_threshold(name, found, labels == rarer) for method, found in outputs.items()}
 
 
-def predictions_of(federation: Federation, outputs: Mapping[str, Tensor]) -> dict[str, Predictions]:
+def predictions_of(
+    federation: Federation, outputs: Mapping[str, Tensor], scores: Mapping[str, Scores] | None = None
+) -> dict[str, Predictions]:
     """Outputs on the test data of all clients, ordered by client, with what the samples can be grouped by."""
     _, y, clients = federation.evaluation("test")
     numbers = y if isinstance(federation.target, NumericTarget) else None
     by = {CLIENT: Grouping(CLIENT, federation.client_names, clients)} | groupings(federation)
-    return {name: Predictions(outputs=found, groupings=by, numbers=numbers) for name, found in outputs.items()}
+    return {
+        name: Predictions(outputs=found, groupings=by, numbers=numbers, scores=(scores or {}).get(name))
+        for name, found in outputs.items()
+    }
