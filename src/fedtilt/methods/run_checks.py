@@ -4,6 +4,7 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 from fedtilt.data.groups import CLASS
+from fedtilt.data.targets import ALL
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.math.robust import bad_count
 from fedtilt.methods.aggregators import MultiKrum, TrimmedMean
@@ -142,6 +143,11 @@ def check_levels(methods: Iterable[Method], groups: Iterable[str], label_group: 
     """Raise InputError if a level is over groups that the data does not name; targets give those of `label_group`."""
     known = list(dict.fromkeys([label_group, *groups]))
     for m in methods:
+        if known == [ALL] and isinstance(m.objective, Tilted) and m.objective.tau not in (0, m.objective.lam):
+            raise InputError(
+                f"tau = {m.objective.tau:g} of method {m.name!r} has no effect: it tilts over classes, and these "
+                "targets are none; set tau = 0, or name groups of samples (group_train of the data set)"
+            )
         for name, _ in m.objective.levels if isinstance(m.objective, Tilted) else ():
             if name not in known:
                 raise InputError(
