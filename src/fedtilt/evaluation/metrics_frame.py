@@ -22,6 +22,7 @@ from fedtilt.evaluation.decision_metrics import (
 )
 from fedtilt.evaluation.intervals import Estimate, Gap, estimate, gap_between
 from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.evaluation.threshold import Threshold
 from fedtilt.evaluation.weighted_predictions import PredictedClasses, PredictedNumbers
 from fedtilt.imports import import_extra
 
@@ -102,6 +103,7 @@ def metrics_frame(
     positive: str | None = None,
     confidence: float = 0.95,
     resamples: int = 1000,
+    threshold: Threshold | None = None,
 ) -> MetricsFrame:
     """Metrics of predictions, overall and by group.
 
@@ -116,6 +118,7 @@ def metrics_frame(
         positive: the class that all metrics are about, against all others; default: means over classes
         confidence: of the intervals
         resamples: of the bootstrap; 0: only exact intervals
+        threshold: of a class; default: the most probable class is predicted
     """
     if by is not None and by not in predictions.groupings:
         raise InputError(f"by = {by!r} is unknown; choose among {', '.join(predictions.groupings)}")
@@ -124,7 +127,7 @@ def metrics_frame(
         raise InputError(f"confidence = {confidence:g} is not between 0 and 1; choose 0.95, for example")
     if by == CLASS and positive is not None:
         raise InputError("by = 'class' is about every class in turn; leave out positive")
-    samples = with_targets(predictions, positive)
+    samples = with_targets(predictions, positive, threshold)
     of_numbers = predictions.numbers is not None
     names = check_metrics(_defaults(by, positive, of_numbers) if metrics is None else metrics, of_numbers=of_numbers)
     _check_positive(names, by, positive, predictions)
@@ -162,7 +165,7 @@ def _defaults(by: str | None, positive: str | None, of_numbers: bool) -> tuple[s
     return CLASS_METRICS if by == CLASS else OVERALL_METRICS if positive is None else POSITIVE_METRICS
 
 
-def with_targets(predictions: Predictions, positive: str | None = None) -> Any:
+def with_targets(predictions: Predictions, positive: str | None = None, threshold: Threshold | None = None) -> Any:
     """Predictions as metrics take them: `PredictedClasses` of classes, or `PredictedNumbers`."""
     if predictions.numbers is not None:
         if positive is not None:
@@ -171,8 +174,10 @@ def with_targets(predictions: Predictions, positive: str | None = None) -> Any:
     if positive is not None and positive not in predictions.class_names:
         raise InputError(f"positive = {positive!r} is no class; choose among {', '.join(predictions.class_names)}")
     label = None if positive is None else predictions.class_names.index(positive)
+    probabilities = predictions.probabilities
+    chosen = None if threshold is None else threshold.classes(probabilities, predictions.class_names).numpy()
     return PredictedClasses(
-        predictions.labels.numpy(), predictions.probabilities.double().numpy(), label, predictions.rarer_class
+        predictions.labels.numpy(), probabilities.double().numpy(), label, predictions.rarer_class, chosen
     )
 
 
