@@ -83,7 +83,8 @@ class TrainSettings:
     loss: Any = setting(
         None,
         "the loss of a sample, which the tilts act on; your own is a function of outputs and targets that returns one "
-        "value per sample; default: cross_entropy, or squared with numbers as targets",
+        "value per sample; default: cross_entropy, squared with numbers as targets, token_cross_entropy with tokens, "
+        "label_cross_entropy with several labels",
         named=LOSSES,
         own="package.module:function",
         example="focal",
@@ -284,7 +285,7 @@ class TrainSettings:
         return import_function(self.transform, "transform") if isinstance(self.transform, str) else self.transform
 
     def for_task(self, task: str) -> Self:
-        """The settings with the loss of "classification" or "regression"; a loss of the other one is rejected."""
+        """The settings with the default loss of a task; a loss of another one is rejected."""
         names = losses_for(task)
         if isinstance(self.loss, Loss) and self.loss.task != task:
             raise InputError(
@@ -346,12 +347,26 @@ class TrainSettings:
         """The epochs of a job: its own, or the run's; None with `local_steps`, which count instead."""
         return None if self.local_steps is not None else epochs or self.epochs
 
-    def selected(self, round: int, clients: int) -> list[int]:
-        """The clients that take part in a round; with secret randomness, every call is another draw."""
+    def selected(self, round: int, clients: int, left_out: Sequence[int] = ()) -> list[int]:
+        """The clients that take part in a round; with secret randomness, every call is another draw.
+
+        Clients that are left out are drawn like the others and then removed, so that the others are selected as with
+        them; the round may have no client.
+        """
         count = self.clients_per_round(clients)
         if self.privacy is not None and self.privacy.randomness == "secret":
-            return sorted(secrets.SystemRandom().sample(range(clients), count))
-        return seeds.choose(seeds.key(self.seed, "selection", round=round), clients, count)
+            drawn = sorted(secrets.SystemRandom().sample(range(clients), count))
+        else:
+            drawn = seeds.choose(seeds.key(self.seed, "selection", round=round), clients, count)
+        return [client for client in drawn if client not in left_out]
+
+    def check_left_out(self, left_out: Sequence[int]) -> None:
+        """Raise InputError if clients are left out and the privacy of the run counts on all of them."""
+        if left_out and self.privacy is not None:
+            raise InputError(
+                "leave_out gives rounds fewer clients than the privacy of the run is computed for; remove these "
+                "clients from the data, and start a new run"
+            )
 
     def clients_per_round(self, clients: int) -> int:
         """How many clients take part in a round: max(participation · N, 1)."""
