@@ -17,7 +17,9 @@ from fedtilt.evaluation.intervals import NO_SAMPLES, Estimate
 from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame
 from fedtilt.evaluation.predictions import CLIENT
 from fedtilt.files import write_bytes
+from fedtilt.report.run_reader import read_thresholds
 from fedtilt.runs.predictions import read_or_predict
+from fedtilt.storage.provenance import seed_folder
 from fedtilt.text_tables import csv_text
 
 _MAX_ROWS = 40  # groups in a table
@@ -51,14 +53,21 @@ def metrics(
     Without --by: all test samples together, a column per method. With --by: a table per method.
     """
     run = read_or_predict(folder, method or [], seed)
+    thresholds = read_thresholds(seed_folder(folder, run.seed))
     frames = {
-        name: metrics_frame(predictions, metric, by=by, positive=positive, confidence=confidence, resamples=resamples)
+        name: metrics_frame(
+            predictions, metric, by=by, positive=positive, confidence=confidence, resamples=resamples,
+            threshold=thresholds.get(name),
+        )
         for name, predictions in run.by_method.items()
-    }
+    }  # fmt: skip
     first = next(iter(run.by_method.values()))
     console = Console()
     about = f", class {escape(positive)} against all others" if positive is not None else ""
     console.print(f"{len(first.labels):,} test samples, seed {run.seed}, after round {run.round}{about}")
+    for name in frames:
+        if name in thresholds:
+            console.print(escape(f"{name} predicts {thresholds[name].in_words()}"))
     if by is None:
         console.print(_fitting(console.width, partial(_overall_table, frames)))
     for name, frame in frames.items() if by is not None else ():

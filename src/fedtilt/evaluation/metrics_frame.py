@@ -23,6 +23,7 @@ from fedtilt.evaluation.decision_metrics import (
 )
 from fedtilt.evaluation.intervals import Estimate, Gap, estimate, gap_between
 from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.evaluation.threshold import Threshold
 from fedtilt.evaluation.weighted_predictions import PredictedClasses, PredictedNumbers, SampleSums
 from fedtilt.imports import import_extra
 
@@ -103,6 +104,7 @@ def metrics_frame(
     positive: str | None = None,
     confidence: float = 0.95,
     resamples: int = 1000,
+    threshold: Threshold | None = None,
 ) -> MetricsFrame:
     """Metrics of predictions, overall and by group.
 
@@ -117,6 +119,7 @@ def metrics_frame(
         positive: the class that all metrics are about, against all others; default: means over classes
         confidence: of the intervals
         resamples: of the bootstrap; 0: only exact intervals
+        threshold: of a class; default: the most probable class is predicted
     """
     if by is not None and by not in predictions.groupings:
         raise InputError(f"by = {by!r} is unknown; choose among {', '.join(predictions.groupings)}")
@@ -125,7 +128,7 @@ def metrics_frame(
         raise InputError(f"confidence = {confidence:g} is not between 0 and 1; choose 0.95, for example")
     if by == CLASS and positive is not None:
         raise InputError("by = 'class' is about every class in turn; leave out positive")
-    samples = with_targets(predictions, positive)
+    samples = with_targets(predictions, positive, threshold)
     names = check_metrics(_defaults(by, positive, predictions.task) if metrics is None else metrics, predictions.task)
     _check_positive(names, by, positive, predictions)
     clients = predictions.groupings[CLIENT].codes.numpy()
@@ -162,7 +165,7 @@ def _defaults(by: str | None, positive: str | None, task: str) -> tuple[str, ...
     return CLASS_METRICS if by == CLASS else OVERALL_METRICS if positive is None else POSITIVE_METRICS
 
 
-def with_targets(predictions: Predictions, positive: str | None = None) -> Any:
+def with_targets(predictions: Predictions, positive: str | None = None, threshold: Threshold | None = None) -> Any:
     """Predictions as metrics take them: `PredictedClasses` of classes, `PredictedNumbers` or `SampleSums`."""
     if positive is not None and not predictions.of_classes:
         words = TARGETS[predictions.task].words
@@ -174,8 +177,10 @@ def with_targets(predictions: Predictions, positive: str | None = None) -> Any:
     if positive is not None and positive not in predictions.class_names:
         raise InputError(f"positive = {positive!r} is no class; choose among {', '.join(predictions.class_names)}")
     label = None if positive is None else predictions.class_names.index(positive)
+    probabilities = predictions.probabilities
+    chosen = None if threshold is None else threshold.classes(probabilities, predictions.class_names).numpy()
     return PredictedClasses(
-        predictions.labels.numpy(), predictions.probabilities.double().numpy(), label, predictions.rarer_class
+        predictions.labels.numpy(), probabilities.double().numpy(), label, predictions.rarer_class, chosen
     )
 
 

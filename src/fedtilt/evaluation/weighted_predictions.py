@@ -19,11 +19,12 @@ class PredictedClasses:
     probabilities: Array
     positive: int | None = None
     rarer: int | None = None  # of two classes, the one with fewer samples, some of which may not be among these
+    chosen: Array | None = None  # (S,) the predicted classes; None: the most probable ones
 
     @cached_property
     def predicted(self) -> Array:
-        """The most probable class, (S,)."""
-        return self.probabilities.argmax(1)
+        """The predicted class, (S,)."""
+        return self.probabilities.argmax(1) if self.chosen is None else self.chosen
 
     @cached_property
     def correct(self) -> Array:
@@ -39,9 +40,9 @@ class PredictedClasses:
 
     @cached_property
     def confidence(self) -> tuple[Array, Array]:
-        """A probability, and whether what it is the probability of is true: the positive class, or the prediction."""
+        """A probability, and whether what it is of is true: the positive class, or the most probable one."""
         if self.positive is None:
-            return self.probabilities.max(1), self.correct
+            return self.probabilities.max(1), self.probabilities.argmax(1) == self.labels
         return self.probabilities[:, self.positive], self.labels == self.positive
 
     @cached_property
@@ -58,7 +59,8 @@ class PredictedClasses:
 
     def take(self, rows: Array) -> "PredictedClasses":
         """The samples of these rows."""
-        return PredictedClasses(self.labels[rows], self.probabilities[rows], self.positive, self.rarer)
+        chosen = None if self.chosen is None else self.chosen[rows]
+        return PredictedClasses(self.labels[rows], self.probabilities[rows], self.positive, self.rarer, chosen)
 
 
 @dataclass(frozen=True, eq=False)
