@@ -1,6 +1,8 @@
 """`FedTiltStrategy` in a plain Flower app: our rules and screening with clients that know nothing of fedtilt."""
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -307,7 +309,7 @@ def test_flwr_run_of_the_quickstart_app(tmp_path: Path) -> None:
     log = (tmp_path / "link.txt").open("w")
     link = subprocess.Popen(
         ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)],
-        env=environment, cwd=tmp_path, stdout=log, stderr=log,
+        env=environment, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True,
     )  # fmt: skip
     try:
         for _ in range(600):
@@ -322,8 +324,10 @@ def test_flwr_run_of_the_quickstart_app(tmp_path: Path) -> None:
             env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
     finally:
-        link.terminate()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(link.pid, signal.SIGKILL)  # with the SuperExec and the simulation, which it does not wait for
         link.wait(60)
+        log.close()
     text = done.stdout + done.stderr + (tmp_path / "link.txt").read_text()
     assert (tmp_path / "model.pt").exists(), text
     assert "Starting FedTiltStrategy strategy" in text, text
