@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEV := $(VENV)/.ready-dev
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: docs linkcheck browser nginx test test-all test-pages test-cuda fresh lint format demo bench reproduce chaos lock sbom clean
+.PHONY: docs linkcheck browser nginx test test-all test-pages coverage test-cuda fresh lint format demo bench reproduce chaos lock dist sbom clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +32,13 @@ test-all: $(DEV) browser nginx  ## the slow tests too
 
 test-pages: $(DEV)  ## every code block of the README and the guides, the notebook, and every example
 	$(BIN)/python -m pytest -m "not cuda" tests/docs tests/test_examples.py
+
+coverage: $(DEV) browser nginx  ## branch coverage by folder, in docs/coverage.md; a part of it: ARGS="tests/math"
+	rm -rf .coverage && mkdir .coverage
+	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -n auto --dist worksteal $(ARGS)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage json --quiet
+	$(BIN)/python docs/coverage_page.py .coverage/coverage.json $(ARGS) > docs/coverage.md
 
 test-cuda: $(DEV)  ## the tests for a CUDA device: compare with the CPU
 	$(BIN)/python -m pytest -m cuda
@@ -75,6 +82,9 @@ lock: $(DEV)  ## pin everything that a site and a server need, for all systems a
 	$(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --extra flower --extra report \
 	  -c constraints.txt --no-header --no-annotate --no-emit-index-url --output-file requirements.lock
 
+dist: $(DEV)  ## the wheel and the source distribution, in dist/
+	$(BIN)/python -m hatchling build -d dist
+
 # The version is not in pyproject.toml; the warning is that a lock file does not say what needs what.
 sbom: $(DEV)  ## what a site and a server install, as a CycloneDX bill of materials: sbom.cdx.json
 	sed "s/^dynamic = .*/version = \"$$($(BIN)/python -c 'import fedtilt; print(fedtilt.__version__)')\"/" pyproject.toml \
@@ -84,5 +94,5 @@ sbom: $(DEV)  ## what a site and a server install, as a CycloneDX bill of materi
 	@echo "wrote sbom.cdx.json"
 
 clean:
-	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist runs .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
 """Train on a Ray cluster, here a new one on this machine, and check that the models have the bits of one process.
 
-pip install "fedtilt[cluster]"; on a real cluster, `cluster="HOST:PORT"` of its head node.
+pip install -e ".[cluster]"; on a real cluster, `cluster="HOST:PORT"` of its head node.
 """
 
 import torch

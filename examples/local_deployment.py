@@ -1,4 +1,4 @@
-"""Deploy on this machine: a Flower server and three sites with a table each, over TLS (pip install "fedtilt[flower]").
+"""Deploy on this machine: a Flower server and three sites with a table each, over TLS (pip install -e ".[flower]").
 
 Flower starts a process for every message, and most of the minute is imports; hence one round. The same commands,
 without `up` and `down`, are those of real machines: docs/deployment.md.

@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +19,22 @@ def import_extra(module: str, what: str, extra: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # it is installed, and imports another that is not
         package = {"PIL.Image": "Pillow", "dp_accounting": "dp-accounting", "ray": "Ray"}.get(module, module)
-        raise InputError(f'{what} needs {package}, which is not installed; pip install "fedtilt[{extra}]"') from None
+        raise InputError(f"{what} needs {package}, which is not installed; {install_command(extra)}") from None
+
+
+def install_command(extra: str) -> str:
+    """The command that installs the packages of an extra: by their names, so it works for a clone and for a wheel.
+
+    >>> install_command("report")
+    'pip install "pandas>=2.2"'
+    """
+    try:
+        requirements = metadata.requires("fedtilt") or []
+    except metadata.PackageNotFoundError:  # the folder src on the path, without an installation
+        return f'pip install -e ".[{extra}]" in the clone'
+    pairs = [line.replace('"', "'").split(";") for line in requirements]
+    packages = [pair[0].strip() for pair in pairs if pair[1:] and f"extra == '{extra}'" in pair[1]]
+    return "pip install " + " ".join(f'"{package}"' for package in packages)
 
 
 def is_function_path(path: str) -> bool:

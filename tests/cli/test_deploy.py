@@ -191,7 +191,7 @@ def test_a_cluster_whose_superlink_was_killed_is_broken_not_up(tmp_path: Path) -
 def test_without_flower_the_error_says_how_to_install_it(tmp_path: Path) -> None:
     code = "import sys; sys.modules['flwr'] = None; from fedtilt.cli.deploy import app; app(['new', 'mine'])"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert 'which is not installed; pip install "fedtilt[flower]"' in " ".join(done.stderr.split())
+    assert 'which is not installed; pip install "flwr<1.42,>=1.41"' in " ".join(done.stderr.split())
     assert not (tmp_path / "mine").exists()
 
 

@@ -27,7 +27,7 @@ def closed_port() -> int:
 
 def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ft.InputError, match=r'^a cluster needs Ray, .* pip install "fedtilt\[cluster\]"$'):
+    with pytest.raises(ft.InputError, match=r'^a cluster needs Ray, .* pip install "ray>=2.50"$'):
         import_ray()
 
 

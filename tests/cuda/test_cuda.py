@@ -482,5 +482,5 @@ def test_reproduce(what: str, reproduce, monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("FEDTILT_DATA", str(tmp_path / "empty"))
     result = reproduce(what, "--quick", "--device", "cuda", "--out", "r")
     assert result.code == 0, result.err
-    results = [json.loads(path.read_text()) for path in (tmp_path / "r" / what).glob("*.json")]
+    results = [json.loads(line) for line in (tmp_path / "r" / f"{what}.jsonl").read_text().splitlines()]
     assert {result["environment"]["device"] for result in results} == {torch.cuda.get_device_name()}

@@ -7,11 +7,17 @@ from types import SimpleNamespace
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
+import fedtilt as ft
+from fedtilt.errors import InputError
+from fedtilt.evaluation.prediction_sets import counts_of
 from fedtilt.files import read_json
 from fedtilt.flower.evaluation import DECLARED_RECORD, Declared, decode_declared, measure_declared
 from fedtilt.flower.message_fields import RejectedReply
+from fedtilt.report import write as fedtilt_report
+from fedtilt.report.run_reader import read_run
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
+from fedtilt.storage.predictions import declared_sets
 from tests.flower.test_schema_exchange import NUMBERS_SPEC, SPEC, north_and_south, stays, write
 from tests.helpers.loopback import Deployment
 
@@ -60,6 +66,10 @@ def test_nothing_is_declared_unless_a_site_agrees(tmp_path: Path) -> None:
         {"groups": {"smokes": {"yes": [10]}}},
         {"metrics": {"mae": 1.0}},
         {"metrics": {"auroc": "high"}},
+        {"scores": {"validation": {"3": 1}}},  # nothing of test data
+        {"scores": {"validation": {"3": 1}, "test": {"3": 19}}},  # of 20 samples
+        {"scores": {"validation": {"12800": 1}, "test": {"3": 20}}},
+        {"scores": {"validation": {"3": 10**12}, "test": {"3": 20}}},
         {"secrets": {}},
         [],
     ],
@@ -87,3 +97,36 @@ def test_figures_are_over_the_sites_that_declare_a_column() -> None:
     found = measure_declared(sites, 3, 1)["sex"]
     assert found.accuracy == {"f": 95.0, "m": 50.0}
     assert found.client_spread == (10.0, 10.0)
+
+
+@pytest.mark.parametrize("task", ["classes", "numbers"])
+def test_prediction_sets_of_sites_that_declare_their_scores_are_those_of_the_simulator(
+    task: str, tmp_path: Path
+) -> None:
+    spec, frames = (SPEC, north_and_south()) if task == "classes" else (NUMBERS_SPEC, stays())
+    spec = spec.replace("validation = 0.1", "validation = 0.4")
+    deployment = Deployment(write(tmp_path / "data", frames, spec), tmp_path)
+    grid = deployment.run(node_config={site: {"declare-scores": True} for site in (0, 1)})
+    declared = read_json(tmp_path / "run/seed-0/declared.json")["sites"]
+    assert set(declared["0"]["scores"]) == {"validation", "test"}
+    simulated = run_spec(load(tmp_path / "data/spec.toml"), tmp_path / "simulated")[0]["fedtilt"].prediction_sets(0.8)
+    total = read_run(tmp_path / "run").seed_runs[0].total
+    sets = declared_sets(tmp_path / "run/seed-0", ("0", "1"), total, 0.8)
+    for n, rule in simulated.rules.items():
+        assert sets.rules[n].samples == rule.samples
+        assert abs(sets.rules[n].bin - rule.bin) <= 1  # the last bits of a probability may differ
+        assert sets.shares[n] == pytest.approx(simulated.shares[n], abs=2)
+        site = next((tmp_path / f"state/{n}").rglob("predictions.safetensors")).parent
+        model = ft.load(site)
+        assert model.scores is not None
+        assert counts_of(model.scores.validation[0]) == declared[str(n)]["scores"]["validation"]
+    report = tmp_path / "report.html"
+    fedtilt_report([tmp_path / "run"], report)
+    assert "Prediction sets" in report.read_text()
+    assert len([1 for _, reply in grid.sent if DECLARED_RECORD in reply.content]) == 2
+
+
+def test_a_server_without_scores_says_who_must_declare_them(tmp_path: Path) -> None:
+    Deployment(write(tmp_path / "data", north_and_south()), tmp_path).run(set="train.rounds=1")
+    with pytest.raises(InputError, match="no site declares scores .* declare-scores=true in the --node-config"):
+        declared_sets(tmp_path / "run/seed-0", ("0", "1"), read_run(tmp_path / "run").seed_runs[0].total)

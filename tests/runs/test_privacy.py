@@ -174,7 +174,7 @@ def test_without_the_library_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
     with pytest.raises(
-        ft.InputError, match=r'privacy needs dp-accounting, which is not installed; pip install "fedtilt\[privacy\]"'
+        ft.InputError, match=r'^privacy needs dp-accounting, which is not installed; pip install "dp-accounting[^" ]+"$'
     ):
         ft.run([ft.fedavg()], federation, ft.models.logistic, privacy=ft.Privacy(clip=1, epsilon=8, delta=1e-5))
 

@@ -134,6 +134,6 @@ def test_a_missing_package_is_named_with_its_extra(fedtilt, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, name, None)
     result = fedtilt("run", "--log", f"{name}:place")
     assert result.code == 2
-    assert (
-        result.err.strip() == f'error: --log {name} needs {name}, which is not installed; pip install "fedtilt[{name}]"'
-    )
+    package = "mlflow-skinny" if name == "mlflow" else name
+    start = f'error: --log {name} needs {name}, which is not installed; pip install "{package}>='
+    assert result.err.startswith(start)

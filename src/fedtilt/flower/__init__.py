@@ -18,9 +18,10 @@ use more of Flower than its public API.
 from importlib.util import find_spec
 
 from fedtilt.errors import InputError
+from fedtilt.imports import install_command
 from fedtilt.lazy_imports import lazy_names
 
 if find_spec("flwr") is None:
-    raise InputError('fedtilt.flower needs Flower, which is not installed; pip install "fedtilt[flower]"')
+    raise InputError(f"fedtilt.flower needs Flower, which is not installed; {install_command('flower')}")
 
 __getattr__, __dir__, __all__ = lazy_names(globals())  # a site does not import what the server needs

@@ -4,7 +4,8 @@ A site sends the correct predictions of the shared and, if there is one, the per
 class or, if it withholds those (`declare-classes=false` in `--node-config`), in total and the spread over its classes;
 of numbers as targets, sums of absolute and squared errors by range of the target. If its operator agrees, it declares
 more: `declare-groups=true`, sums of the evaluated model and samples by group, without groups of few samples;
-`declare-metrics=true`, its own metrics.
+`declare-metrics=true`, its own metrics; `declare-scores=true`, counts of its validation and test samples by bin of
+their score, for prediction sets.
 """
 
 import dataclasses
@@ -28,6 +29,7 @@ from fedtilt.evaluation.metrics import (
     scores_of,
     spread_in_clients,
 )
+from fedtilt.evaluation.prediction_sets import bins_of
 from fedtilt.evaluation.round_metrics import RoundMetrics, round_metrics
 from fedtilt.flower.message_fields import (
     METRICS_RECORD,
@@ -43,6 +45,7 @@ from fedtilt.flower.message_fields import (
 )
 
 DECLARED_RECORD = "declared"
+_MOST_VALIDATION = 100  # validation samples of a site for each of its test samples
 _MAX_COLUMNS, _MAX_GROUPS, _MAX_NAME, _MAX_TEXT = 20, 1000, 200, 2**20
 
 
@@ -51,6 +54,7 @@ class Declared(NamedTuple):
 
     groups: Mapping[str, Mapping[str, list[float]]] = {}  # column → group → samples, then sums (see `scores`)
     metrics: Mapping[str, float] = {}  # by name, see `decision_metrics`
+    scores: Mapping[str, Mapping[str, int]] = {}  # "validation" and "test" → samples by bin, see `prediction_sets`
 
     def to_json(self) -> dict[str, Any]:
         """What is declared, as JSON values."""
@@ -138,6 +142,7 @@ def decode_declared(reply: Message, samples: int, sums: int) -> Declared:
         declared = Declared(**values)
         _check_groups(declared.groups, samples, sums)
         _check_metrics(declared.metrics, of_numbers=sums > 1)
+        _check_scores(declared.scores, samples)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RejectedReply(f"declares what cannot be used: {shorten(str(error))}") from None
     return declared
@@ -165,6 +170,16 @@ def _check_metrics(metrics: Any, *, of_numbers: bool) -> None:
             raise ValueError("it has an unknown metric")
         if type(value) not in (int, float) or not math.isfinite(value):
             raise ValueError("it has a metric that is not a number")
+
+
+def _check_scores(scores: Any, samples: int) -> None:
+    if set(scores) not in (set(), {"validation", "test"}):
+        raise ValueError("it has scores of unknown data")
+    counts = {split: sum(by_bin.values()) for split, by_bin in scores.items()}
+    if counts.get("test", samples) != samples or counts.get("validation", 0) > _MOST_VALIDATION * samples:
+        raise ValueError("it has impossible numbers of scores")
+    for by_bin in scores.values():
+        bins_of(by_bin)
 
 
 # -- all replies of a round ------------------------------------------------------------------------------------------

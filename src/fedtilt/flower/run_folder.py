@@ -11,6 +11,7 @@ seed-N/privacy.json        with privacy: how many models the server has made, al
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from fedtilt.flower.training_history import Change, JumpCheck, TrainingHistory
 from fedtilt.locks import locked
 from fedtilt.parts import Parts, Tensors, constants_of, tied_parameters
 from fedtilt.spec import dump
+from fedtilt.storage.predictions import declared_sets
 from fedtilt.storage.provenance import record_environment, recorded_settings, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 
@@ -233,6 +235,7 @@ class ServerRunFolder:
             _parts=self._parts,
             _server=state.server[self._method],  # the states of clients are on their sites
             _target=self._info.target,
+            _declared_sets=partial(declared_sets, self._seed_folder, self._info.site_names, total),
         )
         result = Result({self._method: of_method})
         write_json(self.folder / "results.json", over_seeds({self._task.spec.seed: result}))

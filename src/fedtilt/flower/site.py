@@ -24,10 +24,11 @@ from fedtilt.engine.state import Messages, client_state_like, messages_of
 from fedtilt.engine.updates import invalid_reason
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
-from fedtilt.evaluation.groups import Grouping, group_names, groupings
+from fedtilt.evaluation.groups import Grouping, group_names
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.metrics_frame import metrics_frame
-from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.evaluation.prediction_sets import counts_of
+from fedtilt.evaluation.predictions import CLIENT, Predictions, predictions_of, scores_of
 from fedtilt.evaluation.round_metrics import round_metrics
 from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.files import private_files, private_folder, write_json, write_tensors
@@ -41,10 +42,22 @@ from fedtilt.locks import locked
 from fedtilt.models import recipe
 from fedtilt.parts import Parts, Tensors, constants_of
 from fedtilt.storage.evaluations import write_counts
+from fedtilt.storage.predictions import write_predictions
 from fedtilt.storage.run_folder import RunFolder, model_description
 from fedtilt.training import LocalJob, Trained, choose_backend
 
 _log = logging.getLogger("flwr")
+DECLARES = {  # of `declare-…` in --node-config: the default, and what the server receives with true and with false
+    "classes": (
+        True,
+        "correct predictions, or errors, and test samples by class or range",
+        "correct predictions, or errors, and test samples in total, and their spread over classes",
+    ),
+    "groups": (False, "the same by group of data.group, of groups with enough test samples", ""),
+    "metrics": (False, "the site's own metrics, such as AUROC", ""),
+    "scores": (False, "counts of its scores on validation data, for prediction sets", ""),
+    "suspects": (False, "the number of samples whose labels look wrong", ""),
+}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,7 +70,7 @@ class Site:
     model: nn.Module
     parts: Parts
     folder: Path  # of its states and its report
-    declares: Mapping[str, bool]  # whether the server receives counts by class, sums by group, metrics, suspects
+    declares: Mapping[str, bool]  # what the server receives: counts by class, sums by group, metrics, scores, suspects
     schema: Schema | None  # of the sites' tables, if they have tables
     recipe: Mapping[str, Any] | None  # name and arguments to build the model again
 
@@ -73,8 +86,7 @@ class Site:
                 f"--node-config needs state-dir, a folder for the site's state, such as its personal model; "
                 f"got {state_dir!r}"
             )
-        declares = {"classes": True, "groups": False, "metrics": False, "suspects": False}
-        declares = {key: yes_or_no(node_config, f"declare-{key}", default) for key, default in declares.items()}
+        declares = {key: yes_or_no(node_config, f"declare-{key}", entry[0]) for key, entry in DECLARES.items()}
         resolved = task.resolve(run_config)
         spec = resolved.spec
         federation = task.site_federation(resolved, number, node_config, schema)
@@ -197,12 +209,15 @@ class Site:
             shared, total = counts.shared[self.number], evaluator.total[self.number]
             personal = counts.personal[self.number] if kept and counts.personal is not None else None
             spreads = class_spreads(shared, personal, total)
-            reply = EvaluationReply(shared, personal, total, spreads, self._declared(evaluator, counts, state))
+            predictions = self._predictions(evaluator, state)
+            reply = EvaluationReply(shared, personal, total, spreads, self._declared(counts, predictions))
             write_report(
                 self.folder, round, self.federation.class_names, reply, instruction.history,
                 kept=list(kept), file=stored.path if stored is not None and kept else None, damage=damage,
             )  # fmt: skip
             self._write_run(round, instruction.received, counts, evaluator.total)
+            if predictions is not None and predictions.scores is not None:
+                write_predictions(self.folder, round, {method.name: predictions})
         return reply
 
     def _write_run(self, round: int, received: Tensors, counts: Counts, total: Tensor) -> None:
@@ -232,7 +247,27 @@ class Site:
             write_counts(self.folder / "counts.safetensors", {method.name: of_site}, total[own])
             write_json(evaluation, summary.to_json())
 
-    def _declared(self, evaluator: Evaluator, counts: Counts, state: FederationState) -> Declared:
+    def _predictions(self, evaluator: Evaluator, state: FederationState) -> Predictions | None:
+        """What the site's model predicts on its test data, as its only client, and its scores on validation data."""
+        federation, method, own = self.federation, self.task.method, slice(self.number, self.number + 1)
+        if not (len(federation.test_index[self.number]) and (self.declares["metrics"] or self._has_validation)):
+            return None
+        scores = None
+        if self._has_validation:
+            device = pick_device(self.task.settings.device)
+            validation = Evaluator(federation, self.model, self.parts, device, "validation")
+            every = scores_of(federation, validation.predictions(method, state))
+            scores = dataclasses.replace(every, validation=every.validation[own], labels=federation.class_counts()[own])
+        (found,) = predictions_of(federation, {"": evaluator.predictions(method, state)}).values()
+        client = found.groupings[CLIENT]
+        name = Grouping(CLIENT, (federation.client_names[self.number],), torch.zeros_like(client.codes))
+        return dataclasses.replace(found, groupings={**found.groupings, CLIENT: name}, scores=scores)
+
+    @property
+    def _has_validation(self) -> bool:
+        return len(self.federation.validation_index[self.number]) > 0
+
+    def _declared(self, counts: Counts, predictions: Predictions | None) -> Declared:
         """What the site declares beside its counts by class: sums of groups that are not too small, own metrics."""
         found, federation = Declared(), self.federation
         if self.declares["groups"]:
@@ -245,12 +280,11 @@ class Site:
                     if total[self.number, k] >= MIN_COUNT
                 }
             found = found._replace(groups=groups)
-        if self.declares["metrics"] and len(federation.test_index[self.number]):
-            _, y, clients = federation.evaluation("test")
-            by = {CLIENT: Grouping(CLIENT, federation.client_names, clients)} | groupings(federation)
-            outputs = evaluator.predictions(self.task.method, state)
-            numbers = None if federation.target is None else y
-            frame = metrics_frame(Predictions(outputs=outputs, groupings=by, numbers=numbers), by=None, resamples=0)
+        if self.declares["metrics"] and predictions is not None:
+            frame = metrics_frame(predictions, by=None, resamples=0)
             values = {name: estimate.value for name, estimate in frame.overall_estimates.items()}
             found = found._replace(metrics={name: value for name, value in values.items() if math.isfinite(value)})
+        if self.declares["scores"] and predictions is not None and predictions.scores is not None:
+            bins = {"validation": predictions.scores.validation[0], "test": predictions.prediction_sets().test[0]}
+            found = found._replace(scores={split: counts_of(of_split) for split, of_split in bins.items()})
         return found

@@ -29,6 +29,7 @@ from fedtilt.report.decision_metrics import decision_metrics
 from fedtilt.report.differences import differences
 from fedtilt.report.figure import Style, styles
 from fedtilt.report.figures import MAX_METHODS, build_figures
+from fedtilt.report.prediction_sets import prediction_sets_table
 from fedtilt.report.run_reader import Run
 from fedtilt.report.summary import cautions, certificates, facts, headline, worst_scores
 from fedtilt.report.verdict import thresholds, verdict
@@ -103,6 +104,7 @@ def _run_values(
         "is_rare": bool(rare_metrics(run)),
         "decision": decision._replace(figures=[]),
         "decision_figures": [html.figure(figure, f"{key}-") for figure in decision.figures],
+        "sets": prediction_sets_table(run),
         "has_published": bool(published),
         "round": run.round,
         "several_seeds": len(run.compared) > 1,

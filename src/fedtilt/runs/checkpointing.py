@@ -51,7 +51,7 @@ def train_rounds(
     rounds = simulate_prepared(
         prepared, state=state, client_states=recorder.client_states, notice=notice, releases=releases
     )
-    with contextlib.closing(rounds):  # type: ignore[type-var]
+    with contextlib.closing(rounds):
         for r in rounds:
             summaries = record(r)
             kept = [] if (best := kept_round()) is None else [best]

@@ -104,6 +104,8 @@ def export_of(
         if number is not None:
             description["client"] = run.clients[number]
         sources = _sources(fingerprint, server, kept)
+        if (scores := run.scores(method)) is not None and (number is not None or _is_evaluated(run, method, sources)):
+            description["scores"] = scores.to_json(number)
         tensors = _named_state(fingerprint, run.constants, server, kept)
         if trained_only:
             changed = _trained_names(fingerprint, sources)
@@ -156,6 +158,12 @@ def _sources(fingerprint: Mapping[str, Any], server: Tensors, kept: Tensors) -> 
         of_client = "personal_buffers" in kept or "buffers" in kept
         sources["buffers"] = "of the client" if of_client else "averaged" if "buffers" in server else "initial"
     return sources
+
+
+def _is_evaluated(run: TrainedRun, method: str, sources: Mapping[str, str]) -> bool:
+    """Whether clients use the shared model as it is exported."""
+    evaluation = run.evaluation(method)
+    return evaluation is not None and evaluation.counts.personal is None and not sources
 
 
 def _trained_names(fingerprint: Mapping[str, Any], sources: Mapping[str, str]) -> set[str]:

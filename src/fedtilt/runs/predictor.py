@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedtilt.data.inputs import Inputs, named_tensors, sample_shape, take
 from fedtilt.data.tables.schema import Schema
 from fedtilt.errors import InputError, InputWarning
+from fedtilt.evaluation.prediction_sets import Scores, SetRule, class_bins, half_width
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.files import interpreting, read_metadata, read_tensors, reading
 from fedtilt.imports import import_extra
@@ -37,11 +38,13 @@ class PredictedRows(NamedTuple):
     class_names: tuple[str, ...]  # of the K columns; empty: numbers
     problems: Mapping[int, str]  # row → why it cannot be used
     columns: Mapping[str, Sequence[object]]  # of the input that are copied, such as identifiers
+    sets: np.ndarray | None = None  # (N,) prediction sets: tuples of names; of numbers, (N, 2) the ends of intervals
 
     def header(self) -> list[str]:
         """The names of the columns of `table`."""
         names = ["row", *self.columns, "prediction", *(f"probability of {name}" for name in self.class_names)]
-        return [*names, *(["problem"] if self.problems else [])]
+        of_sets = [] if self.sets is None else ["set"] if self.class_names else ["low", "high"]
+        return [*names, *of_sets, *(["problem"] if self.problems else [])]
 
     def table(self, first: int | None = None) -> list[list[object]]:
         """A list of cells per row, None where missing; with `first`, of this number of rows."""
@@ -50,6 +53,10 @@ class PredictedRows(NamedTuple):
             numbers = [self.predictions[i]] if self.probabilities is None else self.probabilities[i].tolist()
             cells: list[object] = [None if np.isnan(n) else float(f"{n:.6g}") for n in numbers]
             cells = cells if self.probabilities is None else [self.predictions[i], *cells]
+            if self.sets is not None and self.probabilities is not None:
+                cells.append(None if i in self.problems else ", ".join(self.sets[i]))
+            elif self.sets is not None:
+                cells += [None if np.isnan(n) else float(f"{n:.6g}") for n in self.sets[i]]
             kept = [values[i] for values in self.columns.values()]
             found.append([self.rows[i], *kept, *cells, *([self.problems.get(i)] if self.problems else [])])
         return found
@@ -84,6 +91,7 @@ class Predictor:
     schema: Schema | None  # of a table
     image: bool
     threshold: Threshold | None  # on the probability of a class; None: the most probable class is predicted
+    scores: Scores | None  # on validation data, for prediction sets; None: the file has none
     module: nn.Module | None  # None: an ONNX file
     metadata: Mapping[str, str]
     _outputs: Callable[[Inputs], Tensor]
@@ -103,13 +111,24 @@ class Predictor:
         assert found is not None
         return found
 
-    def rows(self, data: Any, keep: Sequence[str] = ()) -> PredictedRows:
+    def predict_sets(self, data: Any, coverage: float = 0.9) -> np.ndarray:
+        """The classes that contain the true one with this probability, as a tuple of names for each row; may be empty.
+
+        Of numbers, the two ends of an interval, (N, 2). An unusable row has an empty set, or NaN.
+        """
+        found = self._warned(self.rows(data, coverage=coverage)).sets
+        assert found is not None
+        return found
+
+    def rows(self, data: Any, keep: Sequence[str] = (), coverage: float | None = None) -> PredictedRows:
         """Predictions with the names of their rows, and why some rows cannot be used.
 
         Args:
             data: new data, see the class
             keep: columns of a table to copy; its identifiers are copied anyway
+            coverage: with prediction sets that contain the truth with this probability; None: without
         """
+        rule = None if coverage is None else self._set_rule(coverage)
         x, names, problems, columns = self._prepare(data, keep)
         outputs = self._run(x)
         outputs[list(problems)] = torch.nan
@@ -120,7 +139,26 @@ class Predictor:
             chosen = found.argmax(1) if self.threshold is None else self.threshold.classes(found, self.class_names)
             predictions = np.array(self.class_names, object)[chosen.numpy()]
             predictions[list(problems)] = None
-        return PredictedRows(names, predictions, probabilities, self.class_names, problems, columns)
+        sets = None if rule is None else self._sets(rule.bin, predictions, probabilities)
+        return PredictedRows(names, predictions, probabilities, self.class_names, problems, columns, sets)
+
+    def _set_rule(self, coverage: float) -> SetRule:
+        if self.scores is None:
+            raise InputError(
+                f"{self.source} has no scores of validation data for prediction sets; train with clients.validation = "
+                "0.2, and use the model of a client (--client), or a shared model that clients use as it is"
+            )
+        return self.scores.rule(0, coverage)
+
+    def _sets(self, bin: int, predictions: np.ndarray, probabilities: np.ndarray | None) -> np.ndarray:
+        if probabilities is None:
+            assert self.scores is not None
+            assert self.scores.deviation is not None
+            return predictions[:, None] + np.array([-1, 1]) * half_width(bin, self.scores.deviation)
+        inside = (class_bins(torch.from_numpy(probabilities)) <= bin).numpy() & ~np.isnan(probabilities)
+        found = np.empty(len(inside), object)
+        found[:] = [tuple(name for name, is_in in zip(self.class_names, row, strict=True) if is_in) for row in inside]
+        return found
 
     def with_threshold(self, threshold: Threshold | str) -> "Predictor":
         """The same model with another threshold, such as "ill=0.3"."""
@@ -209,7 +247,9 @@ def _predictor(
     source: str, metadata: Mapping[str, str], outputs: Callable[[Inputs], Tensor], module: nn.Module | None
 ) -> Predictor:
     with interpreting(Path(source)):
-        values = {key: json.loads(metadata[key]) for key in ("classes", "schema", "threshold") if key in metadata}
+        keys = ("classes", "schema", "threshold", "scores", "target")
+        values = {key: json.loads(metadata[key]) for key in keys if key in metadata}
+        deviation = values["target"]["deviation"] if "target" in values else None
         return Predictor(
             source=source,
             class_names=() if "target" in metadata else tuple(values["classes"]),
@@ -217,6 +257,7 @@ def _predictor(
             schema=Schema.from_json(values["schema"]) if "schema" in values else None,
             image="mean" in metadata,
             threshold=Threshold.from_json(values["threshold"]) if "threshold" in values else None,
+            scores=Scores.from_json(values["scores"], deviation) if "scores" in values else None,
             module=module,
             metadata=metadata,
             _outputs=outputs,

@@ -198,7 +198,9 @@ def train_to_end(
     _store_predictions(prepared, recorder, state)
     if thresholds := choose_thresholds(prepared, prepared.methods, state):
         recorder.record_thresholds(thresholds)
-    return _result(prepared, recorder, state, _trained_run(recorder, state, fingerprint), callback.on_notice)
+    predictions = {m.name: _predictions_of(m, prepared, recorder, state) for m in prepared.methods}
+    trained = _trained_run(recorder, state, fingerprint, predictions)
+    return _result(prepared, recorder, state, trained, predictions, callback.on_notice)
 
 
 def _end(recorder: Recorder, state: FederationState, rounds: int, check: StopCheck, notice: Notice) -> FederationState:
@@ -217,19 +219,19 @@ def _end(recorder: Recorder, state: FederationState, rounds: int, check: StopChe
 
 
 def _trained_run(
-    recorder: Recorder, state: FederationState, fingerprint: Mapping[str, Any]
+    recorder: Recorder, state: FederationState, fingerprint: Mapping[str, Any], predictions: "_PredictionsByMethod"
 ) -> Callable[[], TrainedRun]:
     """A function that returns the run for exports."""
     if isinstance(recorder, RunFolder):  # not from memory: the results of many seeds would keep their models
         return partial(read_trained_run, recorder.folder.parent, fingerprint["train"]["seed"])
     server = {name: {key: tensor.cpu() for key, tensor in found.items()} for name, found in state.server.items()}
     # no lambda: a result can be copied to another process
-    return partial(_run_in_memory, recorder, server, state.client_states, state.round, fingerprint)
+    return partial(_run_in_memory, recorder, server, state.client_states, state.round, fingerprint, predictions)
 
 
 def _run_in_memory(
     recorder: Recorder, server: dict[str, dict[str, torch.Tensor]], states: ClientStates, round: int,
-    fingerprint: Mapping[str, Any],
+    fingerprint: Mapping[str, Any], predictions: "_PredictionsByMethod",
 ) -> TrainedRun:  # fmt: skip
     def evaluation(method: str) -> Evaluation:
         counts, total = recorder.evaluations.counts(round)
@@ -238,6 +240,7 @@ def _run_in_memory(
     return TrainedRun(
         "the run", fingerprint, recorder.description(), recorder.constants(), server,
         lambda method, client: states.get((method, client)), round, evaluation,
+        lambda method: predictions[method]().scores,
     )  # fmt: skip
 
 
@@ -271,8 +274,9 @@ def _notice_screened(round: Round, known: set[tuple[str, int]], notice: Notice) 
 
 
 def _result(
-    prepared: PreparedRun, recorder: Recorder, state: FederationState, trained: Callable[[], TrainedRun], notice: Notice
-) -> Result:
+    prepared: PreparedRun, recorder: Recorder, state: FederationState, trained: Callable[[], TrainedRun],
+    predictions: "_PredictionsByMethod", notice: Notice,
+) -> Result:  # fmt: skip
     evaluations, compared = recorder.evaluations, partial(baselines_of, prepared, recorder, state.round, notice)
     counts, total = evaluations.counts(state.round)
     thresholds = recorder.description().get("thresholds", {})
@@ -296,7 +300,7 @@ def _result(
                 _parts=prepared.parts.keeping(m.local_names),
                 _server={name: tensor.cpu() for name, tensor in state.server[m.name].items()},
                 _client_states=state.client_states,
-                _predict=_predictions_of(m, prepared, recorder, state),
+                _predict=predictions[m.name],
             )
             for m in prepared.methods
         },
@@ -312,7 +316,8 @@ def _store_predictions(prepared: PreparedRun, recorder: Recorder, state: Federat
     samples = sum(map(len, prepared.federation.test_index))
     if not isinstance(recorder, RunFolder) or not is_small(len(prepared.methods), samples, prepared.federation.outputs):
         return
-    if not has_predictions(recorder.folder, state.round):
+    has_validation = any(map(len, prepared.federation.validation_index))
+    if not has_predictions(recorder.folder, state.round, with_scores=has_validation):
         write_predictions(recorder.folder, state.round, predict(prepared, prepared.methods, state))
 
 
@@ -324,11 +329,22 @@ def _predictions_of(
         return partial(read_prediction, recorder.folder, state.round, method.name)
     server = {method.name: {name: tensor.cpu() for name, tensor in state.server[method.name].items()}}
     last = FederationState(state.round, {**server}, state.client_states)
-    return partial(_predict, method, prepared, last)
+    return _ComputedOnce(method, prepared, last)
 
 
-def _predict(method: Method, prepared: PreparedRun, state: FederationState) -> Predictions:
-    return predict(prepared, [method], state)[method.name]
+_PredictionsByMethod = Mapping[str, Callable[[], Predictions]]
+
+
+class _ComputedOnce:
+    """The predictions of a method, computed when they are first used."""
+
+    def __init__(self, method: Method, prepared: PreparedRun, state: FederationState) -> None:
+        self._inputs, self._found = (prepared, [method], state), dict[str, Predictions]()
+
+    def __call__(self) -> Predictions:
+        self._found = self._found or predict(*self._inputs)
+        (found,) = self._found.values()
+        return found
 
 
 def _plot(result: Result) -> Any:

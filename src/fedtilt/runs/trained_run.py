@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,11 +11,13 @@ from torch import Tensor
 from fedtilt.data.naming import client_number
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts
+from fedtilt.evaluation.prediction_sets import Scores
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import interpreting, read_json, read_tensors
 from fedtilt.parts import Tensors
 from fedtilt.storage.evaluations import read_counts
 from fedtilt.storage.fingerprint import read_fingerprint
+from fedtilt.storage.predictions import read_predictions
 from fedtilt.storage.provenance import is_started, read_record, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 from fedtilt.version import __version__
@@ -39,6 +42,7 @@ class TrainedRun(NamedTuple):
     client_state: Callable[[str, int], Tensors]  # of a method and a client's number
     round: int
     evaluation: Callable[[str], Evaluation | None]  # of a method; None: the round was not evaluated
+    scores: Callable[[str], Scores | None] = lambda _: None  # of a method on validation data; None: there are none
     version: str = __version__  # of fedtilt, that trained it
     own_client: int | None = None  # of a site's folder: the site
 
@@ -98,6 +102,7 @@ def read_trained_run(folder: Path, seed: int | None = None, round: int | None = 
         return TrainedRun(
             str(folder), fingerprint, run_folder.description(), run_folder.constants(), state.server, client_state,
             state.round, lambda method: _evaluation(run_folder, state.round, method),
+            partial(_scores, run_folder.folder, state.round),
             str(read_record(folder)["environment"].get("fedtilt", __version__)),
         )  # fmt: skip
 
@@ -108,6 +113,12 @@ def _evaluation(run_folder: RunFolder, round: int, method: str) -> Evaluation | 
         return None
     counts, total = run_folder.evaluations.counts(round)
     return Evaluation(lines[method].summary, counts[method], total)
+
+
+def _scores(folder: Path, round: int, method: str) -> Scores | None:
+    """The stored scores of a method on validation data."""
+    predictions = read_predictions(folder, round).get(method)
+    return None if predictions is None else predictions.scores
 
 
 def _site_folder(folder: Path) -> Path | None:
@@ -137,7 +148,7 @@ def _read_site(folder: Path) -> TrainedRun:
             evaluation = Evaluation(summary, counts[method], total)
         return TrainedRun(
             str(folder), fingerprint, run_folder.description(), run_folder.constants(), {method: server},
-            lambda *_: kept, round, lambda _: evaluation, own_client=0,
+            lambda *_: kept, round, lambda _: evaluation, partial(_scores, folder, round), own_client=0,
         )  # fmt: skip
 
 

@@ -6,7 +6,8 @@ or without workers) or in one worker process per core, with one of the `BACKENDS
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -70,15 +71,16 @@ def simulate(
     return _until_stop(simulate_prepared(prepared, state=state, client_states=client_states), prepared)
 
 
-def _until_stop(rounds: Iterator[Round], prepared: PreparedRun) -> Iterator[Round]:
+def _until_stop(rounds: Generator[Round, None, None], prepared: PreparedRun) -> Iterator[Round]:
     """The rounds, to the one with which the run ends early."""
     check = StopCheck(prepared.settings.stop)
-    for round in rounds:
-        yield round
-        if round.validation is not None:
-            check.update(round.number, {m.name: round.metrics(m.name, validation=True) for m in prepared.methods})
-        if check.is_over:
-            return
+    with closing(rounds):  # from Python 3.12 on, it would outlive a closed `_until_stop`, with its workers
+        for round in rounds:
+            yield round
+            if round.validation is not None:
+                check.update(round.number, {m.name: round.metrics(m.name, validation=True) for m in prepared.methods})
+            if check.is_over:
+                return
 
 
 def simulate_prepared(
@@ -88,7 +90,7 @@ def simulate_prepared(
     client_states: ClientStates | None = None,
     notice: Callable[[str], None] | None = None,
     releases: Releases | None = None,
-) -> Iterator[Round]:
+) -> Generator[Round, None, None]:
     """`simulate` with checked inputs.
 
     Args:
@@ -121,7 +123,7 @@ def _to(device: torch.device, tensors: Tensors) -> dict[str, Tensor]:
 
 def _rounds(
     prepared: PreparedRun, state: FederationState, notice: Callable[[str], None], releases: Releases
-) -> Iterator[Round]:  # fmt: skip
+) -> Generator[Round, None, None]:  # fmt: skip
     federation, settings, device = prepared.federation, prepared.settings, prepared.device
     prepared.net.to(device)
     if state.round >= settings.rounds:  # nothing is left to train, and no worker to start
@@ -195,24 +197,25 @@ def _run_round(
     # noise of the seed is the same in a round that is repeated, so it is one model
     made = releases.add() if mechanism and mechanism.seed is None else number
     roots = train_on_root_sets(prepared, server, number)
-    updates = received_updates(prepared, server, updates, roots, number)
+    received = received_updates(prepared, server, updates, roots, number)
     updated = {
         m.name: server_update(
             m,
             server[m.name],
-            updates[m.name],
+            received[m.name],
             settings,
             mechanism,
             round=number,
             root=roots.get(m.name),
             clients=federation.clients,
+            are_valid=received[m.name] is updates[m.name],
         )
         for m in methods
     }
     state.server = {name: update.state for name, update in updated.items()}
     state.round = number
     store_states(state, kept, audited)
-    del server, plans, updates, kept, audited  # free their memory before the evaluation
+    del server, plans, updates, received, kept, audited  # free their memory before the evaluation
 
     # 5. evaluate
     evaluate = settings.evaluates(number) and not again

@@ -22,6 +22,7 @@ from fedtilt.methods import PRESETS, check_rates_used
 from fedtilt.spec.error_messages import check_tables, method_label, unknown_key
 from fedtilt.spec.fields import TABLES, Spec
 from fedtilt.spec.method import COMPONENT_KEYS, MOVED, MethodSpec, method_keys
+from fedtilt.spec.starting_point import FEDERATIONS, federation_spec
 
 Raw = dict[str, Any]
 _LONG_DOTTED_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){50}""")
@@ -30,14 +31,19 @@ _PATHS = (*(("data", key) for key in _DATA_PATHS), ("train", "init"))
 
 
 def builtin_names() -> list[str]:
-    """The specs that come with the package.
+    """The specs that come with the package: files, and one for each federation that exists.
 
-    >>> builtin_names()
-    ['cifar10', 'digits', 'fashion-mnist', 'mnist', 'toy']
+    >>> builtin_names()[:6]
+    ['cifar10', 'digits', 'fashion-mnist', 'mnist', 'toy', 'contraception']
     """
-    return sorted(
-        file.name.removesuffix(".toml") for file in _builtin_folder().iterdir() if file.name.endswith(".toml")
-    )
+    files = (file.name for file in _builtin_folder().iterdir())
+    return sorted(file.removesuffix(".toml") for file in files if file.endswith(".toml")) + FEDERATIONS
+
+
+def builtin_help() -> str:
+    """The built-in specs in a line, the federations that exist together."""
+    files = [name for name in builtin_names() if name not in FEDERATIONS]
+    return f"{', '.join(files)} or a federation of `fedtilt data list`"
 
 
 def load(
@@ -143,13 +149,15 @@ def _is_builtin(source: str | Path) -> bool:
 def _read_toml(source: str | Path) -> tuple[Raw, Path]:
     """The raw tables of a spec, and the folder that its paths are relative to."""
     known = builtin_names()
+    if source in FEDERATIONS:
+        return federation_spec(str(source)), Path.cwd()
     if _is_builtin(source):
         return tomllib.loads((_builtin_folder() / f"{source}.toml").read_text(encoding="utf-8")), Path.cwd()
     path = Path(source).expanduser()
     if not path.exists():
         close = difflib.get_close_matches(str(source), known, n=1)
         remedy = f"did you mean {close[0]}?" if close else "`fedtilt init` writes an example"
-        raise InputError(f"spec {str(source)!r} is neither a file nor a built-in spec ({', '.join(known)}); {remedy}")
+        raise InputError(f"spec {str(source)!r} is neither a file nor a built-in spec ({builtin_help()}); {remedy}")
     try:
         raw = _parse_toml(path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n"))
     except OSError as error:

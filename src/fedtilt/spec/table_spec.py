@@ -1,6 +1,5 @@
 """A spec to start from for the user's own table."""
 
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +12,8 @@ from fedtilt.data.tables.table import open_table
 from fedtilt.evaluation.predictions import RARE
 from fedtilt.spec.fields import Spec
 from fedtilt.spec.read import parse, table_keys, table_settings
+from fedtilt.spec.starting_point import starting_point
 
-_SELECTED = 50  # clients in a round, at most
-_LOCAL_STEPS = 20  # of a client in a round, about
-_MOST_EPOCHS = 5  # in a round: the models of small clients drift apart with more
-_BATCH_SIZES = {256: 16, 2048: 32}  # up to this many rows of the median client; 64 with more
 _VALIDATION = 0.2  # the share of a table with a rare class, to choose a threshold on
 _SIMULATED = 5  # clients of a table that has none of its own
 _MIN_ROWS = 20  # training rows of a simulated client
@@ -54,13 +50,7 @@ def table_spec(
         "task": data.task,
         "data": {key: os.path.relpath(path, file.parent) for key, path in paths.items() if path is not None} | keys,
         "clients": clients,
-        "model": {"name": "mlp", "hidden": [32]},
-        "train": _train_settings(data, clients.get("count")),
-        "methods": [
-            {"preset": "fedavg"},
-            {"preset": "ditto", "mu": 1.0},
-            {"preset": "fedtilt", "tau": 0.5, "lam": 0.0, "mu": 1.0},  # tau > 0: fair to the rare classes
-        ],
+        **_starting_point(data, clients.get("count")),
     }
     return parse(raw)
 
@@ -72,20 +62,7 @@ def _has_rare_class(data: Dataset) -> bool:
     return int(data.y_train.bincount(minlength=2).min()) <= RARE * len(data.y_train)
 
 
-def _train_settings(data: Dataset, simulated: int | None) -> dict[str, Any]:
-    """Settings that train a perceptron on a table of this size, about as well as a regression on all rows would.
-
-    A client takes about `_LOCAL_STEPS` steps in a round, so that 30 rounds suffice for small clients too.
-    """
+def _starting_point(data: Dataset, simulated: int | None) -> dict[str, Any]:
     count = simulated or len(data.client_names or ())
     owners = torch.arange(len(data.y_train)) % count if data.client_train is None else data.client_train
-    rows = int(owners.bincount(minlength=count).median())
-    batch_size = next((size for most, size in _BATCH_SIZES.items() if rows <= most), 64)
-    epochs = round(_LOCAL_STEPS / math.ceil(rows / batch_size))
-    return {
-        "rounds": 30,
-        "participation": min(1.0, round(_SELECTED / count, 2) or _SELECTED / count),
-        "epochs": max(1, min(_MOST_EPOCHS, epochs)),
-        "batch_size": batch_size,
-        "lr": 0.1 if data.task == "classification" else 0.03,
-    }
+    return starting_point(count, int(owners.bincount(minlength=count).median()), data.task)

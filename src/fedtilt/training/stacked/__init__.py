@@ -32,7 +32,7 @@ from fedtilt.training.stacked.buffers import Recipe
 from fedtilt.training.stacked.functions import batched_functions
 from fedtilt.training.stacked.layers import ParameterRows, stackable_copy
 from fedtilt.training.stacked.recurrent import unroll_reason
-from fedtilt.training.stacked.stack import Stack, StackSizes
+from fedtilt.training.stacked.stack import Stack, StackSizes, places_of_batches
 from fedtilt.training.stacked.vmap_step import StackedGradient
 
 __all__ = [
@@ -212,3 +212,4 @@ _cached_stack = functools.lru_cache(maxsize=8)(Stack)
 def clear_cache() -> None:
     """Free all buffers and CUDA graphs."""
     _cached_stack.cache_clear()
+    places_of_batches.cache_clear()

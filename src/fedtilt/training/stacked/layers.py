@@ -19,6 +19,7 @@ from fedtilt.models import trained_parameters
 from fedtilt.training.stacked.recurrent import unroll, unroll_reason
 
 _ALIGNMENT = 64  # the products are slower where the rows of a stack do not begin at a multiple of 16 bytes
+_COLUMNS = 8  # on CUDA, products of patches are several times as slow where these have no multiple of this many columns
 
 
 class _MatmulConv2d(nn.Conv2d):
@@ -102,12 +103,17 @@ def models_first(models: int, in_dims: Sequence[int | None], *tensors: Tensor | 
 def _patch_product(
     x: Tensor, weight: Tensor, padding: tuple[int, int], stride: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Images (L, B, H, W, C) convolved with weights (L, out, C, y, x), (L, B, height, width, out); and the patches."""
+    """Images (L, B, H, W, C) convolved with weights (L, out, C, y, x), (L, B, height, width, out); and the patches.
+
+    On CUDA, columns of zeros fill the patches up.
+    """
     padded = F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
     kernel = weight.shape[3:]
-    patches = _patches(padded, kernel, stride)
+    patches, matrix = _patches(padded, kernel, stride), _matrix(weight)
+    if x.is_cuda and (missing := -patches.shape[2] % _COLUMNS):
+        patches, matrix = F.pad(patches, (0, missing)), F.pad(matrix, (0, 0, 0, missing))
     height, width = ((padded.shape[2 + i] - kernel[i]) // stride[i] + 1 for i in (0, 1))
-    return _product(patches, weight).reshape(*x.shape[:2], height, width, -1), patches
+    return torch.bmm(patches, matrix).reshape(*x.shape[:2], height, width, -1), patches
 
 
 def _patch_product_gradient(
@@ -117,7 +123,8 @@ def _patch_product_gradient(
     """The gradient by the images, which is summed over the patches that a pixel is in; and by the weights."""
     models, out, channels, *kernel = weight.shape
     rows = _rows(grad, out)
-    by_weight = torch.bmm(patches.to(grad.dtype).transpose(1, 2), rows).reshape(models, *kernel, channels, out)
+    by_matrix = torch.bmm(patches.to(grad.dtype).transpose(1, 2), rows)[:, : math.prod(kernel) * channels]
+    by_weight = by_matrix.reshape(models, *kernel, channels, out)
     by_patches = torch.bmm(rows, _matrix(weight.to(grad.dtype)).transpose(1, 2))
     by_x = _sum_patches(
         by_patches.reshape(*grad.shape[:2], -1, channels), grad.shape[2:4], kernel, padding, stride, size
@@ -140,10 +147,6 @@ def _rows(x: Tensor, columns: int) -> Tensor:
     """
     rows = math.prod(x.shape[1:]) // columns
     return x.contiguous().as_strided((len(x), rows, columns), (rows * columns, columns, 1))
-
-
-def _product(patches: Tensor, weight: Tensor) -> Tensor:
-    return torch.bmm(patches, _matrix(weight))
 
 
 def _matrix(weight: Tensor) -> Tensor:

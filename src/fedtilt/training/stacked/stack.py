@@ -1,5 +1,6 @@
 """The buffers of one stack of jobs and the training step over them, captured in a CUDA graph where there is one."""
 
+import functools
 import importlib.util
 import os
 import warnings
@@ -22,6 +23,7 @@ from fedtilt.training.stacked.optimizers import state_rows
 from fedtilt.training.stacked.vmap_step import VmapStep
 
 _SIZE_MULTIPLE = 256  # sizes are rounded up to a multiple of this, so that few shapes are compiled
+_COLUMN_MULTIPLE = 16  # the length of a column of all jobs is rounded up to a multiple of this
 _STEPS_OF_GRAPHS = (16, 8, 4, 2, 1)  # a round replays a few of these: it costs the steps that it has
 
 
@@ -101,19 +103,37 @@ def kernel_net(
 
 def _batch_indices(clients: Sequence[Batches], steps: int, device: torch.device) -> Tensor:
     """The samples of every step of every client, (steps, C, batch size), −1 for padding and after its last epoch."""
-    bounds = nn.utils.rnn.pad_sequence([data.bounds for data in clients], batch_first=True)  # (C, batches + 1)
-    position = bounds[:, :-1, None] + torch.arange(_largest_batch(clients))
-    position = upload(torch.where(position < bounds[:, 1:, None], position, -1), device)  # (C, batches, size)
-    epochs, samples = zip(*(data.order.shape for data in clients), strict=True)
-    sizes = upload(torch.tensor([epochs, samples, [data.per_epoch for data in clients]]), device)
-    first = (sizes[0] * sizes[1]).cumsum(0) - sizes[0] * sizes[1]  # where a client's order begins
-    step = torch.arange(steps, device=device)[:, None]
-    epoch = step // sizes[2]  # (steps, C)
-    position = position[torch.arange(len(clients), device=device), step % sizes[2]]  # (steps, C, size)
-    is_sample = (position >= 0) & (epoch < sizes[0])[..., None]
-    index = torch.where(is_sample, (first + epoch * sizes[1])[..., None] + position, 0)
+    bounds, shapes = zip(*((data.bounds, tuple(data.order.shape)) for data in clients), strict=True)
+    index, is_sample = places_of_batches(bounds, shapes, steps, device)
     order = torch.cat([data.order.reshape(-1) for data in clients])
     return torch.where(is_sample, order[index], -1)
+
+
+@functools.lru_cache(maxsize=2)  # clients with as many samples share their bounds: often the same in every round
+def places_of_batches(
+    bounds: tuple[Tensor, ...], shapes: tuple[tuple[int, int], ...], steps: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Where `_batch_indices` finds the samples in the orders (epochs, samples) of all clients, and where there is one.
+
+    Args:
+        bounds: of every client, where the batches of an epoch begin and end
+        shapes: of every client's order
+        steps: of the longest job
+        device: of the result
+    """
+    alike = {id(of_client): of_client for of_client in bounds}
+    number = {key: i for i, key in enumerate(alike)}
+    padded = nn.utils.rnn.pad_sequence(list(alike.values()), batch_first=True)  # (K, batches + 1)
+    position = padded[:, :-1, None] + torch.arange(int(padded.diff().max()))
+    position = upload(torch.where(position < padded[:, 1:, None], position, -1), device)  # (K, batches, size)
+    of_clients = [(*shape, len(b) - 1, number[id(b)]) for shape, b in zip(shapes, bounds, strict=True)]
+    epochs, samples, per_epoch, kind = upload(torch.tensor(of_clients), device).unbind(1)
+    first = (epochs * samples).cumsum(0) - epochs * samples  # where a client's order begins
+    step = torch.arange(steps, device=device)[:, None]
+    epoch = step // per_epoch  # (steps, C)
+    position = position[kind, step % per_epoch]  # (steps, C, size)
+    is_sample = (position >= 0) & (epoch < epochs)[..., None]
+    return torch.where(is_sample, (first + epoch * samples)[..., None] + position, 0), is_sample
 
 
 class Stack:
@@ -135,28 +155,33 @@ class Stack:
 
             inputs = ((_ONE_TENSOR, (self._net.sample_size,), storage_dtype(precision)),)
         x = {name: zeros(clients, sizes.samples, *shape, dtype=dtype) for name, shape, dtype in inputs}
+        # the columns of all jobs, in two tensors that are loaded at once; a column is aligned as a tensor of its own
+        self._numbers = zeros(4, -(-jobs // _COLUMN_MULTIPLE) * _COLUMN_MULTIPLE)[:, :jobs]
+        self._integers = zeros(5, -(-jobs // _COLUMN_MULTIPLE) * _COLUMN_MULTIPLE, dtype=torch.long)[:, :jobs]
+        prox, lr, utility, anchor_rate = self._numbers
+        anchor_index, client_index, steps, dropout_key, first_steps = self._integers
         self._buffers = b = Buffers(
             theta=zeros(jobs, parameters),
             optimizer_state=zeros(state_rows(recipe.optimizer), jobs, parameters),
             model_buffers=zeros(jobs, sizes.model_buffers),
             anchor=zeros(jobs, parameters),
-            anchor_index=zeros(jobs, dtype=torch.long),
-            prox=zeros(jobs),
-            lr=zeros(jobs),
+            anchor_index=anchor_index,
+            prox=prox,
+            lr=lr,
             tilts=zeros(len(recipe.groups) + 1, jobs),
-            client_index=zeros(jobs, dtype=torch.long),
-            steps=zeros(jobs, dtype=torch.long),
+            client_index=client_index,
+            steps=steps,
             x=x.get(_ONE_TENSOR, x),
             y=zeros(clients, sizes.samples, dtype=sizes.target_type),
             groups=zeros(len(recipe.groups), clients, sizes.samples, dtype=torch.long),
             batch_indices=zeros(sizes.batches, clients, sizes.batch_size, dtype=torch.long),
             first_step=zeros(1, dtype=torch.long),
-            dropout_key=zeros(jobs, dtype=torch.long),
+            dropout_key=dropout_key,
             drift=zeros(jobs, parameters if recipe.special.has_drift else 0),
-            utility=zeros(jobs),
-            anchor_rate=zeros(jobs),
+            utility=utility,
+            anchor_rate=anchor_rate,
             first=zeros(jobs, parameters if recipe.special.has_first else 0),
-            first_steps=zeros(jobs, dtype=torch.long),
+            first_steps=first_steps,
         )
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by the number of their steps
         self._step: Callable[[int], None] = (
@@ -188,18 +213,23 @@ class Stack:
         anchor_of = [id(job.anchor) if shares_anchors else i for i, job in enumerate(jobs)]
         anchors = {key: job.anchor for key, job in zip(anchor_of, jobs, strict=True)}
         anchor_row = {key: i for i, key in enumerate(anchors)}
-        for column, values in (
-            (b.prox, [job.prox for job in jobs]), (b.lr, [job.lr for job in jobs]),
-            (b.tilts.T, [job.tilts for job in jobs]),
-            (b.client_index, [client_row[id(data)] for data in batches]),
-            (b.steps, self._steps(jobs, batches)),
-            (b.dropout_key, [seeds.to_signed(data.key) for data in batches]),
-            (b.anchor_index, [anchor_row[key] for key in anchor_of]),
-            (b.utility, [job.utility for job in jobs]), (b.anchor_rate, [job.anchor_rate for job in jobs]),
-            (b.first_steps, [job.first_epochs * data.per_epoch * job.repeats
-                             for job, data in zip(jobs, batches, strict=True)]),
-        ):  # fmt: skip
-            column.copy_(upload(torch.tensor(values, dtype=column.dtype), column.device))
+        numbers = [(job.prox, job.lr, job.utility, job.anchor_rate) for job in jobs]
+        integers = [
+            (
+                anchor_row[key],
+                client_row[id(data)],
+                steps,
+                seeds.to_signed(data.key),
+                job.first_epochs * data.per_epoch * job.repeats,
+            )
+            for job, data, key, steps in zip(jobs, batches, anchor_of, self._steps(jobs, batches), strict=True)
+        ]
+        for target, values in (
+            (self._numbers, numbers),
+            (self._integers, integers),
+            (b.tilts, [job.tilts for job in jobs]),
+        ):
+            target.copy_(upload(torch.tensor(values, dtype=target.dtype), target.device).T)
         self._load_models(b.theta, [job.start for job in jobs])
         self._load_models(b.anchor[: len(anchors)], list(anchors.values()))
         if self._recipe.special.has_drift:

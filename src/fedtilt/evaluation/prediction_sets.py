@@ -1,0 +1,288 @@
+"""Prediction sets: the classes, or the interval, that contain the truth with a given probability, for every client.
+
+Split conformal prediction on validation data; docs/mathematics.md derives the coverage. The score of a class is 1 − its
+probability, that of a number its distance from the prediction in deviations of the target. Scores are rounded up to
+the end of a bin, on validation and on new data alike: counts by bin are all that calibration needs, and all that a site
+sends. The bins have the same width in log(s / (1 − s)) of classes and in log(s) of numbers.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtilt import checks
+from fedtilt.errors import InputError
+from fedtilt.imports import import_extra
+
+BINS = 12800
+_LOW, _WIDTH = -34.0, 1 / 256  # the first bin ends at exp(−34), the last but one at exp(16)
+_EXPORTED = 1000  # validation samples of an exported model
+_ROUNDING = 1e-9  # 0.9 · 10 is a little more than 9
+_NAMED = 3  # clients in a sentence
+
+
+def class_bins(probabilities: Tensor) -> Tensor:
+    """The bin of the score of every class, (…, K) int64, from probabilities (…, K)."""
+    p = probabilities.double()
+    others = 1 - p
+    top = p.argmax(-1, keepdim=True)  # 1 − p of a probable class would lose its digits
+    others.scatter_(-1, top, p.scatter(-1, top, 0.0).sum(-1, keepdim=True))
+    return _bins(others.log() - p.log())
+
+
+def number_bins(predictions: Tensor, targets: Tensor, deviation: float) -> Tensor:
+    """The bin of the score of every target, (S,) int64."""
+    return _bins(((predictions.double() - targets.double()).abs() / deviation).log())
+
+
+def _bins(position: Tensor) -> Tensor:
+    return ((position - _LOW) / _WIDTH).ceil().nan_to_num(nan=BINS).clamp(0, BINS - 1).long()
+
+
+def half_width(bin: int, deviation: float) -> float:
+    """The half width of the interval of the numbers whose bin is at most this one."""
+    return math.inf if bin >= BINS - 1 else math.exp(_LOW + bin * _WIDTH) * deviation
+
+
+class SetRule(NamedTuple):
+    """A set contains what has this bin or a lower one."""
+
+    bin: int  # the last: everything
+    samples: int  # of validation data
+    clients: int  # that have these samples
+    lowest: float  # the least expected coverage of honest clients, whatever the bad ones report
+    highest: float  # the largest, apart from ties
+
+
+def set_rule(counts: Tensor, coverage: float, clients: int = 1, bad: int = 0) -> SetRule:
+    """The smallest sets with this coverage.
+
+    Of n scores, b of them of bad clients, the k-th smallest is at least the (k − b)-th smallest of the honest ones and
+    at most their k-th. A new score is at most the j-th smallest of n − b with probability j / (n − b + 1).
+
+    >>> set_rule(torch.ones(99, dtype=torch.long), 0.9)
+    SetRule(bin=89, samples=99, clients=1, lowest=0.9, highest=0.9)
+
+    Args:
+        counts: validation samples by bin
+        coverage: the least probability that a set contains the truth
+        clients: how many clients have these samples
+        bad: the most samples that bad clients may have
+    """
+    samples = int(counts.sum())
+    honest = samples - bad + 1
+    rank = math.ceil(check_coverage(coverage) * honest - _ROUNDING)
+    if honest < 2 or rank >= honest:
+        needed = math.ceil(1 / (1 - coverage) - _ROUNDING) - 1
+        raise InputError(
+            f"prediction sets with coverage {coverage:g} need {needed:,} validation samples, and there are "
+            f"{max(0, samples - bad):,}; use a larger clients.validation (validation= in Python), or a lower coverage"
+        )
+    bin = BINS - 1
+    if rank + bad <= samples:
+        bin = int(torch.searchsorted(counts.cumsum(0), rank + bad))
+    return SetRule(bin, samples, clients, rank / honest, min(1.0, (rank + bad) / honest))
+
+
+def check_coverage(coverage: float) -> float:
+    """Raise InputError unless it is a probability between 0 and 1."""
+    coverage = checks.number(coverage, "coverage")
+    if not 0 < coverage < 1:
+        raise InputError(f"coverage = {coverage:g} is not between 0 and 1; choose 0.9, for example")
+    return coverage
+
+
+def counts_of(bins: Tensor) -> dict[str, int]:
+    """Samples by bin, as JSON values.
+
+    >>> counts_of(torch.tensor([7, 3, 7]))
+    {'3': 1, '7': 2}
+    """
+    found, counts = bins.unique(return_counts=True)
+    return dict(zip(map(str, found.tolist()), counts.tolist(), strict=True))
+
+
+def bins_of(counts: Mapping[str, int]) -> Tensor:
+    """The inverse of `counts_of`, ascending."""
+    bins, samples = torch.tensor(list(map(int, counts)), dtype=torch.long), list(counts.values())
+    if any(type(n) is not int or n < 0 for n in samples) or (len(bins) and not 0 <= bins.min() <= bins.max() < BINS):
+        raise ValueError(f"counts of scores must be whole numbers of bins 0 to {BINS - 1}")
+    return bins.repeat_interleave(torch.tensor(samples, dtype=torch.long)).sort().values
+
+
+def enough_samples(coverage: float) -> int:
+    """The validation samples with which a client needs no others: the largest score is then not the only bound.
+
+    >>> enough_samples(0.9), enough_samples(0.99)
+    (19, 199)
+    """
+    return math.ceil(2 / (1 - check_coverage(coverage)) - _ROUNDING) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The bins of the scores of one method's evaluated models on validation data, by client."""
+
+    validation: Sequence[Tensor]  # of each client, (samples,) int64
+    labels: Tensor | None  # (N, K) samples by class or range, which say who is similar; None: clients are in that order
+    deviation: float | None = None  # of the target, if it is a number
+
+    def by_similarity(self, client: int | None) -> list[int]:
+        """The client itself, then those with validation data whose shares of the classes are most like its own.
+
+        None: all clients with validation data, in their order.
+        """
+        present = [n for n, bins in enumerate(self.validation) if len(bins)]
+        if client is None or self.labels is None:
+            return present
+        shares = self.labels / self.labels.sum(1, keepdim=True).clamp(min=1)
+        distance = (shares - shares[client]).abs().sum(1).tolist()
+        return sorted({client, *present}, key=lambda n: (n != client, distance[n], n))
+
+    def pool(self, client: int | None, samples: int) -> list[int]:
+        """The client itself, and the most similar ones until they have this number of samples; None: all clients."""
+        if client is not None and self.labels is not None and len(self.validation[client]) >= samples:
+            return [client]
+        found, count = list[int](), 0
+        for n in self.by_similarity(client):
+            if client is None or count < samples:
+                found.append(n)
+                count += len(self.validation[n])
+        return found
+
+    def counts(self, clients: Sequence[int]) -> Tensor:
+        """Validation samples of these clients by bin."""
+        return torch.cat([self.validation[n] for n in clients]).bincount(minlength=BINS)
+
+    def rule(self, client: int | None, coverage: float, bad_share: float = 0.0) -> SetRule:
+        """The sets of a client; with `bad_share`, this share of all clients may report anything.
+
+        A client with enough samples depends on nobody. Another one then uses all clients, because the bad ones could
+        be those that look similar, except those whose scores are least like the others'.
+        """
+        clients = self.pool(client, enough_samples(coverage))
+        if bad_share == 0 or clients == [client]:
+            return set_rule(self.counts(clients), coverage, len(clients))
+        everyone = self.by_similarity(None)
+        bad = math.floor(bad_share * len(everyone) + _ROUNDING)
+        clients = self._most_alike(len(everyone) - bad, client)
+        others = sorted((len(self.validation[n]) for n in clients if n != client), reverse=True)
+        return set_rule(self.counts(clients), coverage, len(clients), sum(others[:bad]))
+
+    def _most_alike(self, count: int, own: int | None) -> list[int]:
+        """The clients whose distributions of scores are nearest to those of `count` clients, and a client itself.
+
+        (M. Kang et al., Certifiably Byzantine-robust federated conformal prediction, ICML 2024.)
+        """
+        clients = self.by_similarity(None)
+        order = self._distances[:, :count].sum(1).argsort(stable=True).tolist()
+        kept = [clients[i] for i in order[:count]]
+        return sorted({*kept, *([own] if own in clients else [])})
+
+    @cached_property
+    def _distances(self) -> Tensor:
+        """Between the distributions of the scores of clients with validation data, (C, C), every row ascending."""
+        shares = [self.counts([n]).cumsum(0) / len(self.validation[n]) for n in self.by_similarity(None)]
+        return torch.cdist(torch.stack(shares), torch.stack(shares), p=1.0).sort(1).values
+
+    def to_json(self, client: int | None) -> list[dict[str, int]]:
+        """Counts by bin, as an exported model has them: of the client, then of those most like it; None: of all."""
+        clients = self.pool(client, _EXPORTED)
+        if client is None:
+            return [counts_of(torch.cat([self.validation[n] for n in clients]))]
+        return [counts_of(self.validation[n]) for n in clients]
+
+    @classmethod
+    def from_json(cls, values: Sequence[Mapping[str, int]], deviation: float | None) -> "Scores":
+        """The inverse of `to_json`; the sets of the exported model are those of client 0."""
+        return cls([bins_of(counts) for counts in values], None, deviation)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PredictionSets:
+    """Sets with a coverage for every client, and how often they contain the truth on test data; `print` shows it.
+
+    Args:
+        scores: of the method on validation data
+        test: the bins of the scores of each client's test samples
+        client_names: the names of the clients
+        coverage: the least probability that a set contains the truth
+        bad_share: the share of clients that may report anything
+        outputs: what the method predicts on test data, ordered by client; None: it is elsewhere, and so are the sets
+    """
+
+    scores: Scores
+    test: Sequence[Tensor]
+    client_names: Sequence[str]
+    coverage: float = 0.9
+    bad_share: float = 0.0
+    outputs: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check_coverage(self.coverage)
+        if not 0 <= checks.number(self.bad_share, "bad_share") < 0.5:
+            raise InputError(f"bad_share = {self.bad_share:g} is not in [0, 0.5): most clients must be honest")
+
+    @cached_property
+    def rules(self) -> dict[int, SetRule]:
+        """The sets of each client with test data, by number."""
+        clients = [n for n, bins in enumerate(self.test) if len(bins)]
+        return {n: self.scores.rule(n, self.coverage, self.bad_share) for n in clients}
+
+    @cached_property
+    def covered(self) -> dict[int, int]:
+        """How many test samples of each client have the truth in their set."""
+        return {n: int((self.test[n] <= rule.bin).sum()) for n, rule in self.rules.items()}
+
+    @cached_property
+    def shares(self) -> dict[int, float]:
+        """The share of each client's test samples with the truth in their set, in percent."""
+        return {n: 100 * count / len(self.test[n]) for n, count in self.covered.items()}
+
+    @property
+    def mean(self) -> float:
+        """The mean share over clients, in percent."""
+        return math.fsum(self.shares.values()) / len(self.shares)
+
+    @cached_property
+    def sizes(self) -> dict[int, float]:
+        """The mean number of classes in a set, or the width of the interval, by client; empty: no outputs here."""
+        if self.outputs is None:
+            return {}
+        if self.scores.deviation is not None:
+            return {n: 2 * half_width(rule.bin, self.scores.deviation) for n, rule in self.rules.items()}
+        by_client = class_bins(self.outputs).split([len(bins) for bins in self.test])
+        return {n: float((by_client[n] <= rule.bin).sum(1).double().mean()) for n, rule in self.rules.items()}
+
+    def __str__(self) -> str:
+        own = sum(rule.clients == 1 for rule in self.rules.values())
+        lowest = sorted(self.shares, key=lambda n: self.shares[n])[:_NAMED]
+        named = ", ".join(f"{self.client_names[n]} {self.shares[n]:.1f} %" for n in lowest)
+        sizes = ""
+        if self.sizes:
+            what = "classes in a set" if self.scores.deviation is None else "is the width of an interval"
+            sizes = f"; {math.fsum(self.sizes.values()) / len(self.sizes):.3g} {what}, mean over clients"
+        return (
+            f"sets for {100 * self.coverage:.6g} % contain the truth in {self.mean:.1f} % of the test samples, mean "
+            f"over clients (lowest: {named}){sizes}; {own} of {len(self.rules)} clients by their own validation samples"
+        )
+
+    def __repr__(self) -> str:
+        return f"PredictionSets({self})"
+
+    def to_pandas(self) -> Any:
+        """A row per client: its coverage on test data, the size of its sets, and what calibrates them."""
+        pandas = import_extra("pandas", "to_pandas()", "report")
+        rows: list[Mapping[str, object]] = [
+            {"client": self.client_names[n], "coverage": self.shares[n], "test_samples": len(self.test[n])}
+            | ({"size": self.sizes[n]} if self.sizes else {})
+            | {"validation_samples": rule.samples, "of_clients": rule.clients}
+            | {"lowest": 100 * rule.lowest, "highest": 100 * rule.highest}
+            for n, rule in self.rules.items()
+        ]
+        return pandas.DataFrame(rows).set_index("client")

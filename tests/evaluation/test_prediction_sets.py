@@ -1,0 +1,224 @@
+"""Prediction sets: the coverage that split conformal prediction promises, per client, pooled, and under attack."""
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedtilt as ft
+from examples.patients import write_patients
+from fedtilt.cli import app
+from fedtilt.errors import InputError
+from fedtilt.evaluation.prediction_sets import (
+    BINS,
+    PredictionSets,
+    Scores,
+    bins_of,
+    class_bins,
+    counts_of,
+    half_width,
+    number_bins,
+    set_rule,
+)
+
+TRAIN = {"participation": 1.0, "epochs": 2, "workers": 0}
+
+
+def draw(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    """Bins of scores that are continuous but for their rounding: those of errors of a normal distribution."""
+    return number_bins(torch.randn(shape, generator=generator), torch.zeros(()), 1.0)
+
+
+def test_bins_keep_the_order_of_scores_and_end_above_them() -> None:
+    probabilities = torch.tensor([[0.0, 1e-30, 0.3, 0.7 - 1e-30], [1e-9, 1e-12, 1e-6, 1 - 1.001001e-6]])
+    bins = class_bins(probabilities.double())
+    for row, of_row in zip(probabilities.tolist(), bins.tolist(), strict=True):
+        assert [b for _, b in sorted(zip(row, of_row, strict=True))] == sorted(of_row, reverse=True)
+    assert bins[0, 0] == BINS - 1  # impossible
+    assert 0 < bins[1, 3] < class_bins(torch.tensor([[1e-4, 1 - 1e-4]], dtype=torch.float64))[0, 1]
+    errors = torch.logspace(-6, 4, 50, dtype=torch.float64)
+    widths = [half_width(b, 2.0) for b in number_bins(errors * 2.0, torch.zeros(()), 2.0).tolist()]
+    assert all(e <= w <= e * math.exp(1 / 256) * 1.0001 for e, w in zip((2 * errors).tolist(), widths, strict=True))
+    assert half_width(BINS - 1, 2.0) == math.inf
+
+
+@pytest.mark.parametrize("samples", [19, 23, 50, 120])
+def test_the_expected_coverage_lies_between_the_promise_and_one_sample_more(samples: int) -> None:
+    generator, tries, new = torch.Generator().manual_seed(samples), 4000, 100
+    calibration, test = draw(generator, tries, samples), draw(generator, tries, new)
+    rules = [set_rule(bins.bincount(minlength=BINS), 0.9) for bins in calibration]
+    covered = (test <= torch.tensor([rule.bin for rule in rules])[:, None]).double().mean(1)
+    error = 3 * float(covered.std()) / math.sqrt(tries)
+    rounding = 0.001  # half of the scores of a bin
+    assert 0.9 - error <= covered.mean() <= 0.9 + 1 / (samples + 1) + error + rounding
+    assert all(0.9 <= rule.lowest <= 0.9 + 1 / (samples + 1) for rule in rules)
+    assert covered.mean() == pytest.approx(rules[0].lowest, abs=error + rounding)
+
+
+@pytest.mark.parametrize("report", [0, BINS - 1], ids=["too low", "too high"])
+def test_bad_clients_move_the_coverage_no_further_than_the_bound(report: int) -> None:
+    generator, clients, samples, bad = torch.Generator().manual_seed(1), 20, 15, 3
+    plain, robust = [], []
+    labels = torch.ones(clients, 2)
+    for _ in range(60):
+        bins = list(draw(generator, clients, samples))
+        bins[:bad] = [torch.full((samples,), report)] * bad
+        test = draw(generator, 200)
+        scores = Scores(bins, labels)
+        everyone = set_rule(scores.counts(range(clients)), 0.9, clients)
+        rule = scores.rule(clients - 1, 0.9, bad_share=bad / clients)
+        plain.append(float((test <= everyone.bin).double().mean()))
+        robust.append(float((test <= rule.bin).double().mean()))
+    honest = (clients - bad) * samples + 1
+    rank = math.ceil(0.9 * (clients * samples + 1))
+    lowest, highest = (rank - bad * samples) / honest, min(1.0, rank / honest)  # of the plain quantile
+    assert lowest - 0.01 <= np.mean(plain) <= highest + 0.001
+    assert abs(np.mean(plain) - 0.9) > 0.01  # the attack works
+    assert rule.lowest - 0.005 <= np.mean(robust) <= rule.highest
+    assert 0.9 <= np.mean(robust) < 0.96  # and the robust quantile keeps the promise, with sets that say something
+    assert rule.clients == clients - bad
+
+
+def test_a_client_with_enough_samples_depends_on_nobody() -> None:
+    generator = torch.Generator().manual_seed(0)
+    honest = draw(generator, 30)
+    labels = torch.ones(3, 2)
+    rules = {
+        Scores([honest, torch.full((500,), report), torch.full((500,), report)], labels).rule(0, 0.9, bad_share=0.4)
+        for report in (0, 9000, BINS - 1)
+    }
+    assert len(rules) == 1
+
+
+def test_clients_with_few_samples_use_the_most_similar_ones() -> None:
+    few, many = torch.arange(5), torch.arange(100, 112)
+    labels = torch.tensor([[10, 0], [0, 10], [9, 1], [8, 2]])
+    scores = Scores([few, many + 300, many, many + 200], labels)
+    assert scores.by_similarity(0) == [0, 2, 3, 1]
+    assert scores.rule(0, 0.9)[1:3] == (29, 3)  # 5 + 12 are not yet enough
+    assert scores.rule(0, 0.8)[1:3] == (17, 2)
+    assert scores.rule(None, 0.9).samples == 41
+
+
+def test_too_few_samples_are_an_error_with_a_remedy() -> None:
+    scores = Scores([torch.arange(5), torch.arange(3)], torch.ones(2, 2))
+    with pytest.raises(InputError, match="need 9 validation samples, and there are 8; use a larger clients.validation"):
+        scores.rule(0, 0.9)
+    for coverage in (0.0, 1.0, 1.5):
+        with pytest.raises(InputError, match="coverage = .* is not between 0 and 1"):
+            PredictionSets(scores, scores.validation, "ab", coverage)
+    with pytest.raises(InputError, match="bad_share = 0.5 is not in"):
+        PredictionSets(scores, scores.validation, "ab", 0.9, 0.5)
+
+
+def test_counts_travel_there_and_back() -> None:
+    bins = draw(torch.Generator().manual_seed(3), 40)
+    assert torch.equal(bins_of(counts_of(bins)), bins.sort().values)
+    for impossible in ({"12800": 1}, {"-1": 1}, {"3": -1}, {"3": 1.5}, {"x": 1}):
+        with pytest.raises(ValueError, match=r"."):
+            bins_of(impossible)  # type: ignore[arg-type]
+
+
+# -- coverage on held-out data -----------------------------------------------------------------------------------------
+
+
+def federation(name: str, folder: Path) -> ft.Federation:
+    if name == "digits":
+        return ft.Federation.build(ft.data.load("digits"), clients=8, partition="dirichlet", alpha=1.0, validation=0.4)
+    if name == "toy":
+        return ft.Federation.build(ft.data.load("toy-1"), clients=2, partition="iid", validation=0.4)
+    write_patients(folder / "patients.csv", 1200)
+    regression = {"target": "pressure", "task": "regression", "client": "hospital", "drop_unlabelled": True}
+    settings = regression if name == "numbers" else {"target": "diagnosis", "client": "hospital"}
+    return ft.Federation.build(ft.data.table(folder / "patients.csv", drop=["patient"], **settings), validation=0.4)
+
+
+@pytest.mark.parametrize("name", ["digits", "toy", "patients", "numbers"])
+def test_the_coverage_of_every_client_on_held_out_data(name: str, tmp_path: Path) -> None:
+    data = federation(name, tmp_path)
+    method = ft.fedavg() if name == "numbers" else ft.fedtilt(tau=1, lam=1, mu=0.1)
+    result = ft.run([method], data, ft.models.logistic, rounds=3, **TRAIN)
+    sets = result.prediction_sets(0.9)[method.name]
+    bins = [torch.cat(pair) for pair in zip(sets.scores.validation, sets.test, strict=True)]
+    generator, by_client = torch.Generator().manual_seed(0), []
+    for _ in range(200):  # which held-out samples calibrate is drawn anew
+        mixed = [b[torch.randperm(len(b), generator=generator)] for b in bins]
+        sizes = [len(b) for b in sets.scores.validation]
+        drawn = Scores([b[:n] for b, n in zip(mixed, sizes, strict=True)], sets.scores.labels)
+        again = PredictionSets(drawn, [b[n:] for b, n in zip(mixed, sizes, strict=True)], sets.client_names)
+        by_client.append([again.shares[n] for n in again.rules])
+    coverage = np.mean(by_client, 0)
+    assert abs(coverage.mean() - 90) <= 2, coverage
+    for n, found in enumerate(coverage):  # every client, by its own samples
+        rule = sets.rules[n]
+        assert rule.clients == 1
+        assert 90 - 1 <= found <= 90 + 100 / (rule.samples + 1) + 2.5, (n, found)
+    size = sets.sizes[0]
+    if data.target is None:
+        labels, p = result[method.name].predictions.labels[: len(sets.test[0])], result[method.name].predictions
+        inside = class_bins(p.probabilities[: len(labels)]) <= sets.rules[0].bin
+        assert sets.covered[0] == int(inside[torch.arange(len(labels)), labels].sum())
+        assert size == pytest.approx(float(inside.sum(1).double().mean()))
+    else:
+        p = result[method.name].predictions
+        first = slice(0, len(sets.test[0]))
+        error = (p.outputs - p.numbers.double())[first].abs()  # type: ignore[union-attr]
+        assert sets.covered[0] == int((error <= size / 2).sum())
+
+
+def test_a_run_without_validation_data_says_what_to_do() -> None:
+    data = ft.Federation.build(ft.data.load("toy-1"), clients=2, partition="iid")
+    result = ft.run([ft.fedavg()], data, ft.models.logistic, rounds=1, **TRAIN)
+    with pytest.raises(InputError, match="need validation data, and the run has none; train with clients.validation"):
+        result.prediction_sets(0.9)
+
+
+def test_the_sets_of_a_run_folder_an_export_and_the_command_are_those_of_the_result(tmp_path: Path) -> None:
+    data, runner = federation("patients", tmp_path), CliRunner()
+    methods = [ft.ditto(0.1), ft.fedavg()]
+    result = ft.run(methods, data, ft.models.logistic, out=tmp_path / "run", rounds=2, **TRAIN)
+    in_memory = ft.run(methods, data, ft.models.logistic, rounds=2, **TRAIN)
+    sets = result["ditto"].prediction_sets(0.8)
+    assert sets.rules == in_memory["ditto"].prediction_sets(0.8).rules
+    north = result["ditto"].client_names.index("north")
+    for number, run in enumerate([result, in_memory]):
+        run.export(tmp_path / f"{number}.safetensors", "ditto", "north")
+        run.export(tmp_path / f"shared{number}.safetensors", "fedavg")
+        model = ft.load(tmp_path / f"{number}.safetensors")
+        assert model.scores is not None
+        assert model.scores.rule(0, 0.8) == sets.rules[north]
+        shared = ft.load(tmp_path / f"shared{number}.safetensors").scores
+        assert shared is not None
+        assert shared.rule(0, 0.8).bin == in_memory["fedavg"].prediction_sets(0.8).scores.rule(None, 0.8).bin
+    found = model.rows(tmp_path / "patients.csv", coverage=0.8)
+    assert found.sets is not None
+    assert found.probabilities is not None
+    assert 0.6 < np.mean([name in inside for name, inside in zip(found.predictions, found.sets, strict=True)]) <= 1
+    arguments = ["predict", str(tmp_path / "run"), str(tmp_path / "patients.csv"), "--method", "ditto"]
+    arguments += ["--client", "north", "--sets", "0.8", "--to", str(tmp_path / "found.csv")]
+    assert runner.invoke(app, arguments).exit_code == 0
+    with (tmp_path / "found.csv").open() as file:
+        assert [row["set"] for row in csv.DictReader(file)] == [", ".join(names) for names in found.sets]
+    with pytest.raises(InputError, match=r"has no scores of validation data .* use the model of a client \(--client\)"):
+        ft.load(tmp_path / "run", method="ditto").predict_sets(tmp_path / "patients.csv")
+
+
+def test_intervals_of_an_exported_model_of_numbers(tmp_path: Path) -> None:
+    data = federation("numbers", tmp_path)
+    result = ft.run([ft.fedavg()], data, ft.models.logistic, rounds=3, **TRAIN)
+    result.export(tmp_path / "m.safetensors")
+    model, rows = ft.load(tmp_path / "m.safetensors"), tmp_path / "patients.csv"
+    low, high = model.predict_sets(rows, 0.9).T
+    predicted = model.predict(rows)
+    assert np.allclose((low + high) / 2, predicted, equal_nan=True)
+    with rows.open() as file:
+        target = np.array([float(row["pressure"] or "nan") for row in csv.DictReader(file)])
+    known = ~np.isnan(target)
+    assert 0.85 < np.mean((low <= target)[known] & (target <= high)[known]) < 0.95
+    table = model.rows(rows, coverage=0.9)
+    assert table.header()[-2:] == ["low", "high"]
+    assert table.table(1)[0][-1] == pytest.approx(high[0], rel=1e-5)
