@@ -219,6 +219,13 @@ def test_an_invalid_reply_is_named_and_changes_nothing(
     assert_close(result.arrays, aggregate_arrayrecords(kept, "num-examples"), 1e-5)
 
 
+def test_arrays_may_be_stored_by_columns() -> None:
+    by_columns = changed("head.weight", np.asfortranarray)
+    found = train(FedTiltStrategy(fraction_evaluate=0.0), AppGrid(plain_app(), 4, lambda _, reply: by_columns(reply)))
+    assert found.train_metrics_clientapp[1]["rejected-replies"] == 0
+    assert_close(found.arrays, train(FedTiltStrategy(fraction_evaluate=0.0)).arrays, 0)
+
+
 def test_screening_bounds_a_client_that_stands_out_and_knows_clients_that_join_late(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

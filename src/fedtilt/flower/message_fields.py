@@ -4,7 +4,7 @@ import io
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from fedtilt.parts import Parts, Tensors, named_pieces
 
 Shapes = Mapping[str, tuple[int, ...]]
 METRICS_RECORD = "metrics"
+_ORDERS: tuple[Literal["C", "F"], ...] = ("C", "F")  # of an array's numbers in a file
 MAX_TEXT = 2**24  # characters of JSON
 
 CLIENT_APP_RAISED = 2  # Flower's code for a ClientApp that raised an exception
@@ -92,7 +93,7 @@ def read_arrays(
         if array.dtype != dtype:
             raise RejectedReply(f"has type {shorten(array.dtype)} instead of {dtype} in {name!r}")
         size = np.dtype(dtype).itemsize * math.prod(shape)
-        headers = {order: _header(shape, dtype, order) for order in ("C", "F")}
+        headers = {order: _header(shape, dtype, order) for order in _ORDERS}
         found = [o for o, h in headers.items() if array.data.startswith(h) and len(array.data) == len(h) + size]
         if array.stype != "numpy.ndarray" or not found:
             raise RejectedReply("has a parameter that cannot be read")
