@@ -35,6 +35,7 @@ class ClientData:
     seed: int = 0
     validation_outliers: bool = False  # whether validation data has the outliers of the training data
     flip_map: Tensor | None = None  # (classes,) the class that each class flips to; None: drawn for every sample
+    left_out: tuple[int, ...] = ()  # clients without samples, which are never selected
 
     def to(self, device: torch.device) -> Self:
         """The same federation with its samples on another device, so that a round copies nothing to it."""
@@ -55,6 +56,14 @@ class ClientData:
     def clients(self) -> int:
         """The number of clients."""
         return len(self.train_index)
+
+    @property
+    def first_client(self) -> int:
+        """The first client with training samples."""
+        for number, rows in enumerate(self.train_index):
+            if len(rows):
+                return number
+        raise InputError(f"no client has training samples of {self.dataset.name!r} here; check the data and leave_out")
 
     @property
     def classes(self) -> int:

@@ -56,6 +56,7 @@ def plan(
         "steps": settings.local_steps,
         "optimizer": settings.client_optimizer,
         "loss": settings.sample_loss,
+        "micro_batch": settings.micro_batch_size,
         "buffer_names": tuple(parts.buffers),
         **_objective(method, group),
     }

@@ -16,8 +16,10 @@ from fedtilt.errors import InputError, InputWarning
 from fedtilt.files import read_tensors
 from fedtilt.losses import Loss
 from fedtilt.math.losses import SampleLoss
-from fedtilt.models import ModelSource, build, logits
+from fedtilt.models import ModelSource, build, logits, trained_parameters
 from fedtilt.parts import Parts
+from fedtilt.training.augmentation import check_transform
+from fedtilt.training.client_update import torch_optimizer
 from fedtilt.training.local_job import batch_bounds
 
 
@@ -32,7 +34,7 @@ def build_initial_model(
 def initial_model(federation: Federation, model: ModelSource, settings: TrainSettings) -> tuple[nn.Module, Parts]:
     """`build_initial_model`, checked on samples of the first client."""
     net = _build(model, federation.input_shape, federation.outputs, settings)
-    x, y = federation.clean_train(0)
+    x, y = federation.clean_train(federation.first_client)
     for count in (2, 1):  # the last batch of an epoch may have one sample
         rows = torch.zeros(count, dtype=torch.long)
         _check_output(net, take(x, rows), y[rows], federation, settings.sample_loss)
@@ -43,9 +45,19 @@ def initial_model(federation: Federation, model: ModelSource, settings: TrainSet
             and ends_in_softmax(logits(net, take(x, slice(0, 8))))
         ):
             warn(["the model ends in Softmax, but the loss takes logits, so training is slow; remove the last layer"])
+    if settings.batch_transform is not None:
+        check_transform(settings.batch_transform, take(x, slice(0, 8)))
+    if settings.client_optimizer.is_of_torch:
+        torch_optimizer(settings.client_optimizer, list(trained_parameters(net).values()), settings.lr)
     parts = _parts(net, federation.input_shape, settings)
     if parts.trains_buffers:
         _check_batch_sizes(net, federation, settings)
+        if settings.micro_batch_size is not None:
+            raise InputError(
+                f"micro_batch_size = {settings.micro_batch_size} would change what the model computes: its buffer "
+                f"{next(iter(parts.buffers))!r} is of whole batches; use GroupNorm, set buffers = 'frozen', "
+                "or leave it out"
+            )
     return net, parts
 
 

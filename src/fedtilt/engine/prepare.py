@@ -57,6 +57,7 @@ def prepare(
             f"federation must be a Federation, such as ft.Federation.build(data), got {type(federation).__name__}"
         )
     settings = settings.for_task(federation.dataset.task).for_counts(federation.class_counts().sum(0).tolist())
+    settings.check_left_out(federation.left_out)
     check_bad_share(methods, settings.clients_per_round(federation.clients))
     _check_root_samples(methods, federation)
     notices: tuple[str, ...] = ()
@@ -81,7 +82,7 @@ def prepare(
     if template is None:  # a model of the user's own has to be built to know its size
         _check_memory(net, methods, federation, settings, device)
     jobs = example_jobs(methods, net, parts, settings, federation)
-    sample = take(federation.clean_train(0)[0], slice(0, 1))
+    sample = take(federation.clean_train(federation.first_client)[0], slice(0, 1))
     weighted = federation.dataset.weight_train is not None
     backend = choose_backend(net, jobs, device.type, settings.backend, sample, settings.precision, weighted)
     if settings.stack_size is not None and backend.name != "stacked":
@@ -186,7 +187,7 @@ def models_kept(methods: Sequence[Method], settings: TrainSettings, *, clients: 
     optimizers = [m.optimizer or settings.server_optimizer for m in methods]
     server = sum(1 if o is None else 1 + len(o.init(torch.zeros(0))) for o in optimizers)  # w, and the optimiser's slot
     client = settings.client_optimizer
-    optimizer = _OPTIMIZER_TENSORS.get(client.name, int(client.momentum > 0))
+    optimizer = _OPTIMIZER_TENSORS.get(client.name, 2 if client.is_of_torch else int(client.momentum > 0))
     in_training = 2 + optimizer  # parameters, gradients, state of the optimiser
     initial = 1
     return initial + server + clients * jobs + max(1, workers) * (in_training + jobs * (workers > 0))
@@ -268,7 +269,7 @@ def make_executor(prepared: PreparedRun, notice: Callable[[str], None]) -> Execu
         ahead = backend == "stacked" and not is_secret
 
         def selected(round: int) -> list[int]:
-            return settings.selected(round, federation.clients) if round <= settings.rounds else []
+            return settings.selected(round, federation.clients, federation.left_out) if round <= settings.rounds else []
 
         return InProcessExecutor(training, device, settings.precision, settings.stack_size, selected if ahead else None)
     jobs = example_jobs(prepared.methods, prepared.net, prepared.parts, settings, federation)

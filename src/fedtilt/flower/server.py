@@ -15,7 +15,7 @@ from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.run_folder import ServerRunFolder, open_run_folder
 from fedtilt.flower.schema_exchange import agree_on_schema, stored_schema
 from fedtilt.flower.site_strategy import SiteStrategy
-from fedtilt.flower.task import ResolvedTask, Task
+from fedtilt.flower.task import ResolvedTask, Task, left_out_sites
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
 from fedtilt.spec import known_schema_of
 from fedtilt.storage.fingerprint import continued
@@ -50,7 +50,7 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
         if task.table is not None:
             known, spec = known_schema_of(resolved.spec), resolved.spec
             schema = stored_schema(seed_folder(folder, spec.seed), known)
-            schema = schema or agree_on_schema(known, spec.clients.count, grid, policy, keys)
+            schema = schema or agree_on_schema(known, spec.clients.count, grid, policy, keys, left_out_sites(spec))
         info = task.federation_info(resolved, schema)
         model, parts = task.initial_model(resolved, info)
         mechanism = GaussianMechanism.of(resolved.settings, info.sites, parts)

@@ -57,6 +57,7 @@ class SiteStrategy(Strategy):
         site_keys: SiteKeys | None = None,
     ) -> None:  # fmt: skip
         settings.check_methods([method])
+        settings.check_left_out(info.left_out)
         check_bad_share([method], settings.clients_per_round(info.sites))
         self.method, self.settings, self.policy, self.run_folder = method, settings, policy or RoundPolicy(), run_folder
         self._parts, self._info, self._net = parts, info, net
@@ -72,7 +73,8 @@ class SiteStrategy(Strategy):
         self._jumps = JumpCheck(settings.screen or 0.0, 0, self._server["parameters"])
         self.membership = Membership(
             sites=info.sites, classes=len(info.class_names), parts=parts, policy=self.policy, site_keys=site_keys,
-            schema=info.schema, personal_start="last" if method.personal is None else method.personal.start,
+            left_out=info.left_out, schema=info.schema,
+            personal_start="last" if method.personal is None else method.personal.start,
         )  # fmt: skip
         self.summaries: list[tuple[int, RoundMetrics]] = []
         self._test_samples: dict[int | None, Tensor] = {}  # site → its test samples by class, in its first evaluation
@@ -144,7 +146,7 @@ class SiteStrategy(Strategy):
         round = self._rounds_before + server_round
         self.membership.refresh(grid)
         nodes = self.membership.nodes()
-        self._selected = self.settings.selected(round, self._info.sites)
+        self._selected = self.settings.selected(round, self._info.sites, self._info.left_out)
         self._requested = {site: nodes[site] for site in self._selected if site in nodes}
         keep = [round - 1] if self.run_folder is None else self.run_folder.kept_rounds()
         values = {**dict(config), "round": round, "base-round": round - 1, "keep": keep}
@@ -162,6 +164,10 @@ class SiteStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate the valid models; below the quorum, stop."""
         round = self._rounds_before + server_round
+        if not self._selected:  # all of them have left: the model stays as it is
+            if self.run_folder is not None:
+                self.run_folder.save_checkpoint(round, self._server)
+            return encode_model(self._parts, self._server), None
         accepted, rejected, missing = self.membership.collect(
             "train", self._selected, self._requested, replies,
             lambda r: decode_train_reply(r, round, self._parts, self.policy.max_samples, self._messages.to_server),

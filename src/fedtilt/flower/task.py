@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedtilt.data import Dataset, Federation, Outliers, Schema
 from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Shape
+from fedtilt.data.naming import client_number
 from fedtilt.data.partition import split_validation
 from fedtilt.data.tables.reader import Source
 from fedtilt.data.tables.summary import SiteSummary
@@ -52,6 +53,7 @@ class FederationInfo(NamedTuple):
     recipe: Mapping[str, Any] | None = None  # name and arguments to build the model again; None: a custom model
     target: NumericTarget | None = None  # the scale of the targets if they are numbers
     image: bool = False  # whether the samples are images
+    left_out: tuple[int, ...] = ()  # sites that are not part of the run
 
     @property
     def outputs(self) -> int:
@@ -193,6 +195,7 @@ class Task:
                 recipe=recipe(source, federation.input_shape, federation.outputs),
                 target=federation.target,
                 image=federation.dataset.image,
+                left_out=federation.left_out,
             )
         shape, classes, target = self.input_shape, self.class_names, None
         if self.table is not None:
@@ -209,6 +212,7 @@ class Task:
             recipe=recipe(source, shape, len(classes) if target is None else 1),
             target=target,
             image=self.image,
+            left_out=left_out_sites(resolved.spec),
         )
 
     def model_source(self, resolved: ResolvedTask) -> ModelSource:
@@ -297,6 +301,12 @@ def yes_or_no(node_config: NodeConfig, key: str, default: bool = True) -> bool:
     if not isinstance(value, bool):
         raise InputError(f"{key} in --node-config must be true or false, got {value!r}")
     return value
+
+
+def left_out_sites(spec: Spec) -> tuple[int, ...]:
+    """The numbers of the sites with data of their own that are not part of the run."""
+    names = [str(n) for n in range(spec.clients.count)]
+    return tuple(sorted(client_number(name, names) for name in spec.clients.leave_out))
 
 
 def check_site_number(number: int, sites: int) -> None:

@@ -82,7 +82,8 @@ def _train_alone(prepared: PreparedRun, round: int, notice: Notice) -> dict[str,
     )  # fmt: skip
     federation = prepared.federation
     jobs = example_jobs([method], prepared.net, prepared.parts, alone, federation)
-    sample, weighted = take(federation.clean_train(0)[0], slice(0, 1)), federation.dataset.weight_train is not None
+    sample = take(federation.clean_train(federation.first_client)[0], slice(0, 1))
+    weighted = federation.dataset.weight_train is not None
     backend = choose_backend(prepared.net, jobs, prepared.device.type, alone.backend, sample, alone.precision, weighted)
     trained = prepared._replace(methods=[method], settings=alone, backend=backend, mechanism=None)
     for last in simulate_prepared(trained, client_states=ClientStates(None, MEMORY_LIMIT), notice=notice):

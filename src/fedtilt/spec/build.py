@@ -38,6 +38,7 @@ def federation_of(spec: Spec, seed: int, dataset: Dataset | None = None) -> Fede
         validation=c.validation,
         validation_outliers=c.validation_outliers and c.validation > 0,
         outliers=spec.outliers.to_outliers(),
+        leave_out=c.leave_out,
         seed=seed,
         **settings,
     )
@@ -67,7 +68,7 @@ def dataset_of(spec: Spec, seed: int) -> Dataset:
     """The data set that a spec names, read from disk."""
     d = spec.data
     if d.file:
-        return table_of(spec).to_dataset(d.test_share, seed)
+        return table_of(spec).to_dataset(d.test_share, seed, spec.clients.leave_out)
     if d.images:
         return images(
             d.images,

@@ -51,6 +51,12 @@ class ClientsSpec:
         only_with={"partition": ["dirichlet"]},
     )
     max_train: int | None = setting(None, "the most training samples per client; default: all", ge=1, example=600)
+    leave_out: tuple[str, ...] = setting(
+        (),
+        "clients that are not part of the run, by name; the others have the samples and random numbers that they have "
+        "with them",
+        allowed='a list of names, such as ["north"]',
+    )
     validation: float = setting(0.0, "the share of training data used for validation", ge=0, lt=1)
     validation_outliers: bool = setting(
         False,

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-from fedtilt.data.inputs import named_tensors
+from fedtilt.data.inputs import named_tensors, take
 from fedtilt.engine.prepare import PreparedRun
 from fedtilt.engine.settings import TrainSettings, default_eval_every
 from fedtilt.errors import InputError
 from fedtilt.files import first_difference, read_json
 from fedtilt.parts import tied_parameters
 from fedtilt.storage.provenance import recorded_settings
+from fedtilt.training.augmentation import check_transform
 
 # key of a fingerprint whose value is a digest → what has changed, and what to restore
 _DIGESTED = {
@@ -29,6 +30,7 @@ _DIGESTED = {
     "start": "another initial model; restore its code, weights and random seed",
     "constants": "another {part}, which the run does not train; restore the model's code and weights",
     "loss": "another loss function; restore its code",
+    "transform": "another transform; restore its code",
 }
 
 
@@ -52,6 +54,7 @@ def fingerprint_of(prepared: PreparedRun) -> dict[str, Any]:
         "architecture": repr(prepared.net),
         "start": _digest([prepared.parts.initial]),
         "loss": _loss_digest(prepared),
+        **_transform_digest(prepared),
     }
 
 
@@ -62,6 +65,15 @@ def _loss_digest(prepared: PreparedRun) -> str:
     targets = torch.arange(16).cos() if is_number else torch.arange(16) % count
     with torch.no_grad():
         return _digest([prepared.settings.sample_loss(outputs, targets)])
+
+
+def _transform_digest(prepared: PreparedRun) -> dict[str, str]:
+    """A digest of what a transform makes of some samples."""
+    transform = prepared.settings.batch_transform
+    if transform is None:
+        return {}
+    found = check_transform(transform, take(prepared.federation.clean_train(0)[0], slice(0, 8)))
+    return {"transform": _digest([values.cpu() for values in named_tensors(found, "x").values()])}
 
 
 def _digest(tensors: Sequence[torch.Tensor]) -> str:

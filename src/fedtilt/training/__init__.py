@@ -38,12 +38,15 @@ class Backend(Protocol):
         ...
 
 
-def _with_special_jobs(train: Backend, special_reason: Callable[[nn.Module, LocalJob], str | None]) -> Backend:
+def _with_special_jobs(
+    train: Backend, special_reason: Callable[[nn.Module, LocalJob], str | None], *, by_number: bool = True
+) -> Backend:
     """The backend, with autograd for jobs whose special steps it does not know, and with the losses of `start`.
 
     Args:
         train: the backend
         special_reason: why it does not train a job with special steps; None if it does
+        by_number: whether it takes samples by their number, and not batch by batch
     """
 
     def train_all(
@@ -51,7 +54,9 @@ def _with_special_jobs(train: Backend, special_reason: Callable[[nn.Module, Loca
     ) -> list[Trained]:
         alone = [job.special_steps is not None and special_reason(model, job) is not None for job in jobs]
         rest = [i for i, is_alone in enumerate(alone) if not is_alone]
-        trained = iter(train(model, [jobs[i] for i in rest], [batches[i] for i in rest], precision=precision))
+        data_of = {id(data): data.augmented() if by_number else data for data in (batches[i] for i in rest)}
+        of_rest = [data_of[id(batches[i])] for i in rest]
+        trained = iter(train(model, [jobs[i] for i in rest], of_rest, precision=precision))
         results = []
         for job, data, is_alone in zip(jobs, batches, alone, strict=True):
             result = autograd_loop.train(model, [job], [data], precision=precision)[0] if is_alone else next(trained)
@@ -63,7 +68,7 @@ def _with_special_jobs(train: Backend, special_reason: Callable[[nn.Module, Loca
 
 
 BACKENDS: dict[str, Backend] = {
-    "autograd": _with_special_jobs(autograd_loop.train, lambda *_: None),
+    "autograd": _with_special_jobs(autograd_loop.train, lambda *_: None, by_number=False),
     "native": _with_special_jobs(native.train, native.special_reason),
     "fused": _with_special_jobs(fused_mlp.train, lambda _, job: job.special_steps),
     "stacked": _with_special_jobs(stacked.train, stacked.special_reason),
@@ -122,7 +127,8 @@ def choose_backend(
     reasons: dict[str, str] = {}
     for name in _FASTEST_FIRST[device_type] if backend == "auto" else (backend,):
         unsupported = [(job, r) for job in jobs if (r := _UNSUPPORTED_REASON[name](model, job, device_type, sample))]
-        reason = "samples have weights" if weighted and name != "autograd" else None
+        reason = "samples have weights" if weighted else next((r for job in jobs if (r := job.autograd_reason)), None)
+        reason = None if name == "autograd" else reason
         reason = reason or next(
             (r for job, r in unsupported if job.special_steps is None or len(unsupported) == len(jobs)), None
         )
