@@ -21,7 +21,7 @@ from fedtilt import seeds
 from fedtilt.checks import whole
 from fedtilt.data.inputs import Inputs
 from fedtilt.data.inputs import Shape as InputShape
-from fedtilt.data.targets import NumericTarget
+from fedtilt.data.targets import NumericTarget, Target
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.files import read_metadata, read_tensors
 from fedtilt.imports import function_path, import_function, is_function_path, is_in_current_folder
@@ -230,9 +230,9 @@ class InTargetUnit(nn.Module):
         return output_logits(self.model(*args, **inputs)) * self.deviation + self.mean
 
 
-def in_target_unit(model: nn.Module, target: NumericTarget | None) -> nn.Module:
+def in_target_unit(model: nn.Module, target: Target | None) -> nn.Module:
     """The model, with its outputs in the unit of the target if that is a number."""
-    return model if target is None else InTargetUnit(model, target.mean, target.deviation).eval()
+    return InTargetUnit(model, target.mean, target.deviation).eval() if isinstance(target, NumericTarget) else model
 
 
 def load(path: str | os.PathLike[str], model: ModelSource | str | None = None) -> nn.Module:
@@ -299,8 +299,14 @@ def _build_recipe(
         own = _imported(recipe["name"], source, trusted=trusted)
     if not isinstance(own, nn.Module):
         own = functools.partial(own, **recipe.get("arguments", {}))
-    outputs = 1 if "target" in metadata else len(json.loads(metadata["classes"]))
-    return build(own, exported_shape(metadata), outputs, seed=0)
+    return build(own, exported_shape(metadata), exported_outputs(metadata), seed=0)
+
+
+def exported_outputs(metadata: Mapping[str, str]) -> int:
+    """The number of a model's outputs, in the metadata of an export."""
+    if "outputs" in metadata:  # of tokens, or of several labels
+        return int(json.loads(metadata["outputs"]))
+    return 1 if "target" in metadata else len(json.loads(metadata["classes"]))
 
 
 def exported_shape(metadata: Mapping[str, str]) -> InputShape:

@@ -89,6 +89,7 @@ CASES: dict[str, Case] = {
     "clients.classes_per_client": Case(3),
     "clients.alpha": Case(2.0, {"clients.partition": "dirichlet"}),
     "clients.max_train": Case(10),
+    "clients.leave_out": Case(["0"]),
     "clients.validation": Case(0.3),
     "clients.validation_outliers": Case(True, FLIPS | {"clients.validation": 0.3}),
     "outliers.kind": Case("flips"),

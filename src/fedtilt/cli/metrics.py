@@ -11,7 +11,6 @@ import typer
 from rich.table import Table
 
 from fedtilt.cli.console import Console, echo, escape, fits, text_table
-from fedtilt.data.groups import CLASS
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.decision_metrics import METRICS
 from fedtilt.evaluation.intervals import NO_SAMPLES, Estimate
@@ -70,9 +69,9 @@ def metrics(
         for line in _missing(frame):
             console.print(f"[dim]{escape(line)}[/]")
     console.print(f"[dim]in brackets: {100 * confidence:g} % intervals[/]")
-    grouping = CLASS if by in (None, CLIENT) else by
+    grouping = first.label_group if by in (None, CLIENT) else by
     for name, predictions in run.by_method.items() if first.numbers is None else ():
-        certificate = Certificate(*predictions.counts(grouping), confidence, grouping)
+        certificate = Certificate.of(*predictions.counts(grouping), confidence, grouping)
         console.print(escape(f"{name}: {certificate}; {certificate.about_unseen}"))
     if csv is not None:
         write_bytes(csv, _csv(frames, by).encode())

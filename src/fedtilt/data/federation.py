@@ -10,7 +10,7 @@ from fedtilt import checks
 from fedtilt.data.client_data import ClientData, classes_by_client, client_sizes
 from fedtilt.data.data_warnings import client_warnings, dataset_warnings, group_warnings, warn
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.groups import check_two_values
+from fedtilt.data.groups import check_two_values, in_words
 from fedtilt.data.naming import client_number
 from fedtilt.data.outliers import Outliers, check_outliers, resolve_flip_map, resolve_outliers
 from fedtilt.data.partition import ONLY_WITH, choose_clients_with_outliers, divide, resolve_clients, split_validation
@@ -156,9 +156,10 @@ class Federation(ClientData):
             data: the data of each client, as a list or by the client's name
             names: the clients' names, if `data` is a list; default: their numbers
             name: the name of the data set
-            class_names: all classes in order; default: those the data declares, else the labels that occur
-            task: "classification" or "regression" (numbers as targets); default: that of a `Dataset`, else
-                classification
+            class_names: all classes in order; default: those the data declares, else the labels that occur; with
+                "multilabel", the names of the labels
+            task: "classification", "regression" (numbers as targets), "language" (a token for each position) or
+                "multilabel" (0 or 1 for each label); default: that of a `Dataset`, else classification
             test_share: the share of its samples that is test data at a client without any; default: 0.25
             seed: the seed of the test data, the validation data and the choice of clients with outliers
             settings: the settings of `build` about outliers and validation, and `max_train`; also those of the reader
@@ -179,7 +180,7 @@ class Federation(ClientData):
         return cls.build(dataset, partition="column", seed=seed, **given)
 
     def __repr__(self) -> str:
-        targets = f"{self.classes} classes" if self.target is None else "numbers as targets"
+        targets = f"{self.classes} classes" if self.target is None else self.target.words
         return (
             f"Federation({self.dataset.name!r}: {self.clients} clients, {int(self.train_sizes().sum())} training "
             f"samples, {targets}, outliers {self.outliers.kind})"
@@ -190,9 +191,10 @@ class Federation(ClientData):
         splits = ["train", *(["validation"] if any(map(len, self.validation_index)) else []), "test"]
         sizes = {split: client_sizes(self._split(split)[0]).tolist() for split in splits}
         classes = (self.class_counts() > 0).sum(1).tolist()
-        columns = ["client", *splits, "classes" if self.target is None else "ranges of the target"]
+        with_groups = self.classes > 1  # of tokens and sets of labels, all samples are one group
+        columns = ["client", *splits, *([in_words(self.label_group)] * with_groups)]
         rows = [
-            [name, *(sizes[split][i] for split in splits), classes[i]]
+            [name, *(sizes[split][i] for split in splits), *([classes[i]] * with_groups)]
             for i, name in enumerate(self.client_names[:_SHOWN_CLIENTS])
         ]
         more = self.clients - _SHOWN_CLIENTS

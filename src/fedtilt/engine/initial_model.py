@@ -11,6 +11,7 @@ from fedtilt import seeds
 from fedtilt.data import Federation
 from fedtilt.data.data_warnings import ends_in_softmax, warn
 from fedtilt.data.inputs import Inputs, Shape, named_tensors, sample_shape, take
+from fedtilt.data.targets import TokenTarget
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.files import read_tensors
@@ -75,7 +76,9 @@ def _parts(net: nn.Module, input_shape: Shape, settings: TrainSettings) -> Parts
 
 
 def _check_output(net: nn.Module, x: Inputs, y: Tensor, federation: Federation, loss: SampleLoss) -> None:
-    count, is_exact = federation.outputs, federation.target is not None  # a model may have outputs for more classes
+    target, count = federation.target, federation.outputs
+    shape = tuple(y.shape) if isinstance(target, TokenTarget) else (len(y),)  # without the last dimension
+    is_exact = target is not None and target.is_exact  # a model may have outputs for more classes
     try:
         with torch.no_grad():
             outputs, again = logits(net, x), logits(net, x)
@@ -84,23 +87,26 @@ def _check_output(net: nn.Module, x: Inputs, y: Tensor, federation: Federation, 
         remedy = "; int64 samples are tokens for nn.Embedding, make them float32 if they are numbers" if tokens else ""
         raise InputError(f"the model does not take samples of shape {sample_shape(x)}: {error}{remedy}") from error
     if not isinstance(outputs, Tensor):
-        raise InputError(f"the model returns a {type(outputs).__name__}; expected a tensor ({len(y)}, {count})")
-    if outputs.dim() != 2 or len(outputs) != len(y) or outputs.shape[1] < count or (is_exact and outputs.shape[1] > 1):
-        expected = f"{count}" if is_exact else f"{count} or more"
-        raise InputError(
-            f"the model returns {tuple(outputs.shape)} for {len(y)} samples; expected ({len(y)}, {expected})"
-        )
+        raise InputError(f"the model returns a {type(outputs).__name__}; expected a tensor {_shape(shape, count)}")
+    found = outputs.shape[-1] if outputs.dim() else 0
+    if tuple(outputs.shape[:-1]) != shape or found < count or (is_exact and found > count):
+        expected = _shape(shape, count if is_exact else f"{count} or more")
+        raise InputError(f"the model returns {tuple(outputs.shape)} for {len(y)} samples; expected {expected}")
     if not torch.equal(outputs, again) and outputs.isfinite().all():
         raise InputError(
             "the model gives different outputs for the same sample in evaluation mode; pass training=self.training to "
             "F.dropout"
         )
     losses = loss(outputs, y)
-    if not isinstance(losses, Tensor) or losses.shape != y.shape:
+    if not isinstance(losses, Tensor) or losses.shape != y.shape[:1]:
         shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise InputError(
             f"the loss returns {shape} for {len(y)} samples; return one value per sample, as reduction='none' does"
         )
+
+
+def _shape(first: tuple[int, ...], last: object) -> str:
+    return f"({', '.join(map(str, (*first, last)))})"
 
 
 def _check_batch_sizes(net: nn.Module, federation: Federation, settings: TrainSettings) -> None:

@@ -10,7 +10,6 @@ from torch import nn
 
 from fedtilt.attacks.attack import AttackedFederation, check_tolerated
 from fedtilt.data import Federation
-from fedtilt.data.inputs import take
 from fedtilt.devices import pick_device
 from fedtilt.engine.client import plan
 from fedtilt.engine.initial_model import initial_model
@@ -66,7 +65,7 @@ def prepare(
         notices = check_tolerated(methods, federation.attackers, federation.clients, settings)
     check_levels(methods, federation.groups, federation.label_group)
     if settings.audit and federation.target is not None:
-        raise InputError("audit = True finds wrong labels, and the targets are numbers; leave it out")
+        raise InputError(f"audit = True finds wrong labels, and the data has {federation.target.words}; leave it out")
     if settings.audit and federation.classes < 2:
         raise InputError("audit = True compares classes, and the data has one; leave it out")
     if settings.stop is not None and not any(map(len, federation.validation_index)):
@@ -82,9 +81,10 @@ def prepare(
     if template is None:  # a model of the user's own has to be built to know its size
         _check_memory(net, methods, federation, settings, device)
     jobs = example_jobs(methods, net, parts, settings, federation)
-    sample = take(federation.clean_train(federation.first_client)[0], slice(0, 1))
     weighted = federation.dataset.weight_train is not None
-    backend = choose_backend(net, jobs, device.type, settings.backend, sample, settings.precision, weighted)
+    backend = choose_backend(
+        net, jobs, device.type, settings.backend, federation.sample(), settings.precision, weighted
+    )
     if settings.stack_size is not None and backend.name != "stacked":
         raise InputError(
             f"stack_size = {settings.stack_size} has no effect: backend {backend.name} trains one client at a time; "

@@ -83,7 +83,8 @@ class TrainSettings:
     loss: Any = setting(
         None,
         "the loss of a sample, which the tilts act on; your own is a function of outputs and targets that returns one "
-        "value per sample; default: cross_entropy, or squared with numbers as targets",
+        "value per sample; default: cross_entropy, squared with numbers as targets, token_cross_entropy with tokens, "
+        "label_cross_entropy with several labels",
         named=LOSSES,
         own="package.module:function",
         example="focal",
@@ -284,7 +285,7 @@ class TrainSettings:
         return import_function(self.transform, "transform") if isinstance(self.transform, str) else self.transform
 
     def for_task(self, task: str) -> Self:
-        """The settings with the loss of "classification" or "regression"; a loss of the other one is rejected."""
+        """The settings with the default loss of a task; a loss of another one is rejected."""
         names = losses_for(task)
         if isinstance(self.loss, Loss) and self.loss.task != task:
             raise InputError(

@@ -5,15 +5,17 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedtilt.evaluation.intervals import MIN_CLIENTS
+from fedtilt.evaluation.metrics import scores_of
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.statistics import PairedDifference, mean_difference
 
 
 class Comparison(NamedTuple):
-    """Ours against theirs; above 0, ours are better: points of accuracy, or a lower absolute error."""
+    """Ours against theirs; above 0, ours are better: points of accuracy, or a lower error or loss."""
 
     difference: PairedDifference  # mean over clients
     clients: dict[str, float]  # the difference of every client that has test samples
@@ -35,10 +37,10 @@ class Comparison(NamedTuple):
 
 
 def sample_scores(predictions: Predictions) -> Tensor:
-    """100 for a correct prediction, else 0; of numbers, minus the absolute error, (S,) float64."""
-    if predictions.numbers is None:
-        return 100.0 * (predictions.outputs.argmax(1) == predictions.labels).double()
-    return -(predictions.outputs - predictions.numbers.double()).abs()
+    """The main score of every sample, (S,) float64: 100 for a correct prediction, else 0; minus an error or a loss."""
+    sums = predictions.sums()
+    score = scores_of(sums)[0]
+    return (1 if score.higher_is_better else -1) * score.values(sums, torch.ones(len(sums)))
 
 
 def compare(pairs: Sequence[tuple[Predictions, Predictions]], confidence: float = 0.95) -> Comparison:

@@ -11,18 +11,19 @@ from typing import Any
 
 from fedtilt import checks
 from fedtilt.data.groups import CLASS
+from fedtilt.data.targets import TARGETS
 from fedtilt.errors import InputError
 from fedtilt.evaluation.decision_metrics import (
     CLASS_METRICS,
     METRICS,
-    NUMBER_METRICS,
     OVERALL_METRICS,
     POSITIVE_METRICS,
     check_metrics,
+    metrics_for,
 )
 from fedtilt.evaluation.intervals import Estimate, Gap, estimate, gap_between
 from fedtilt.evaluation.predictions import CLIENT, Predictions
-from fedtilt.evaluation.weighted_predictions import PredictedClasses, PredictedNumbers
+from fedtilt.evaluation.weighted_predictions import PredictedClasses, PredictedNumbers, SampleSums
 from fedtilt.imports import import_extra
 
 
@@ -125,8 +126,7 @@ def metrics_frame(
     if by == CLASS and positive is not None:
         raise InputError("by = 'class' is about every class in turn; leave out positive")
     samples = with_targets(predictions, positive)
-    of_numbers = predictions.numbers is not None
-    names = check_metrics(_defaults(by, positive, of_numbers) if metrics is None else metrics, of_numbers=of_numbers)
+    names = check_metrics(_defaults(by, positive, predictions.task) if metrics is None else metrics, predictions.task)
     _check_positive(names, by, positive, predictions)
     clients = predictions.groupings[CLIENT].codes.numpy()
     grouping = None if by is None else predictions.groupings[by]
@@ -156,18 +156,21 @@ def metrics_frame(
     )
 
 
-def _defaults(by: str | None, positive: str | None, of_numbers: bool) -> tuple[str, ...]:
-    if of_numbers:
-        return NUMBER_METRICS
+def _defaults(by: str | None, positive: str | None, task: str) -> tuple[str, ...]:
+    if task != "classification":
+        return metrics_for(task)
     return CLASS_METRICS if by == CLASS else OVERALL_METRICS if positive is None else POSITIVE_METRICS
 
 
 def with_targets(predictions: Predictions, positive: str | None = None) -> Any:
-    """Predictions as metrics take them: `PredictedClasses` of classes, or `PredictedNumbers`."""
+    """Predictions as metrics take them: `PredictedClasses` of classes, `PredictedNumbers` or `SampleSums`."""
+    if positive is not None and not predictions.of_classes:
+        words = TARGETS[predictions.task].words
+        raise InputError(f"positive = {positive!r} is for classes, and the data has {words}; leave it out")
     if predictions.numbers is not None:
-        if positive is not None:
-            raise InputError(f"positive = {positive!r} is for classes, and the targets are numbers; leave it out")
         return PredictedNumbers(predictions.numbers.double().numpy(), predictions.outputs.numpy())
+    if not predictions.of_classes:
+        return SampleSums(predictions.outputs.numpy())
     if positive is not None and positive not in predictions.class_names:
         raise InputError(f"positive = {positive!r} is no class; choose among {', '.join(predictions.class_names)}")
     label = None if positive is None else predictions.class_names.index(positive)

@@ -80,6 +80,19 @@ class PredictedNumbers:
         return PredictedNumbers(self.targets[rows], self.predictions[rows])
 
 
+@dataclass(frozen=True, eq=False)
+class SampleSums:
+    """What `metrics` sums of every sample, (S, sums), of tokens or several labels."""
+
+    sums: Array
+
+    positive = None
+
+    def take(self, rows: Array) -> "SampleSums":
+        """The samples of these rows."""
+        return SampleSums(self.sums[rows])
+
+
 class _ClassCounts(NamedTuple):
     """Weights of samples of one class against all others, each (B,)."""
 
@@ -99,7 +112,7 @@ class _Ranking(NamedTuple):
 class Weighted:
     """Samples with weights (B, S); what is computed of them has one value per row of weights, (B,)."""
 
-    samples: Any  # PredictedClasses or PredictedNumbers
+    samples: Any  # PredictedClasses, PredictedNumbers or SampleSums
     weights: Array
 
     @cached_property

@@ -3,7 +3,7 @@
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 METRICS_RECORD = "metrics"
 _ORDERS: tuple[Literal["C", "F"], ...] = ("C", "F")  # of an array's numbers in a file
 MAX_TEXT = 2**24  # characters of JSON
+_ROUNDING = 1e-9  # of a sum of shares
 
 CLIENT_APP_RAISED = 2  # Flower's code for a ClientApp that raised an exception
 _FAILURES = {  # by Flower's error code; 3 to 5 come from the SuperLink
@@ -158,19 +159,21 @@ def read_counts(metrics: MetricRecord, key: str, limit: Tensor) -> Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
-def read_errors(metrics: MetricRecord, key: str, total: Tensor) -> Tensor:
-    """Sums of absolute and squared errors, (K, 2); a class without samples has none."""
-    sums = torch.tensor(_list(metrics, key, 2 * len(total), float), dtype=torch.float64).reshape(-1, 2)
-    if not sums.isfinite().all() or (sums < 0).any() or (sums[total == 0] != 0).any():
-        raise RejectedReply(f"has impossible errors in {key!r}")
+def read_sums(metrics: MetricRecord, key: str, total: Tensor, count: int, shares: Sequence[int]) -> Tensor:
+    """Sums that are no counts, (K, count), of which some are of shares in [0, 1]; a group without samples has none."""
+    sums = torch.tensor(_list(metrics, key, count * len(total), float), dtype=torch.float64).reshape(-1, count)
+    most = total[:, None] * (1 + _ROUNDING)
+    if not sums.isfinite().all() or (sums < 0).any() or (sums[total == 0] != 0).any() or (sums[:, shares] > most).any():
+        raise RejectedReply(f"has impossible sums in {key!r}")
     return sums
 
 
-def read_spreads(metrics: MetricRecord, key: str, count: int, most: float) -> list[float]:
-    """Standard deviations between 0 and a limit."""
-    values: list[float] = _list(metrics, key, count, float)
-    if any(not (0 <= v <= most and v < math.inf) for v in values):
-        raise RejectedReply(f"has a value of {key} that is not a number in 0 to {most:g}")
+def read_spreads(metrics: MetricRecord, key: str, most: Sequence[float]) -> list[float]:
+    """Standard deviations between 0 and a limit for each."""
+    values: list[float] = _list(metrics, key, len(most), float)
+    for value, limit in zip(values, most, strict=True):
+        if not (0 <= value <= limit and value < math.inf):
+            raise RejectedReply(f"has a value of {key} that is not a number in 0 to {limit:g}")
     return values
 
 

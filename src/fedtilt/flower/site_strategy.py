@@ -253,8 +253,8 @@ class SiteStrategy(Strategy):
 
         So are many times more than its training samples, unless these are sums of weights.
         """
-        classes, of_numbers = len(self._info.class_names), self._info.target is not None
-        decoded = decode_evaluation_reply(reply, round, classes, self.policy.max_samples, of_numbers=of_numbers)
+        classes = len(self._info.class_names)
+        decoded = decode_evaluation_reply(reply, round, classes, self.policy.max_samples, self._info.target)
         site, tests = self.membership.site_of(reply.metadata.src_node_id), int(decoded.total.sum())
         training = None if site is None else self._training_samples.get(site)
         if isinstance(training, int) and tests > _MOST_TESTS * training:
@@ -281,8 +281,7 @@ class SiteStrategy(Strategy):
         metrics = summary.evaluated
         return MetricRecord(
             {
-                metrics.score: metrics.mean,
-                **({} if metrics.other is None else {metrics.other.score: metrics.other.mean}),
+                **{found.score: found.mean for found in metrics.all},
                 "client-fairness": metrics.client_fairness,
                 "client-data-fairness": list(metrics.client_data_fairness),
                 "worst": metrics.worst,

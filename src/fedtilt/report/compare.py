@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtilt.data.groups import CLASS, in_words
 from fedtilt.evaluation.decision_metrics import METRICS as DECISION
-from fedtilt.evaluation.metrics import ACCURACY, Metrics, Score, client_scores
+from fedtilt.evaluation.metrics import ACCURACY, SCORES, Metrics, Score, client_scores, others_of
 from fedtilt.evaluation.metrics_frame import with_targets
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.statistics import paired_difference
@@ -52,17 +52,21 @@ def comparison_metrics(score: Score, group: str) -> tuple[Metric, ...]:
         Metric("best", "best 10 %", f"mean {title} of the best tenth of the clients{in_unit}", higher, unit),
         Metric(extreme, extreme, f"{title} of the worst client{in_unit}", higher, unit),
     )
-    if score is ACCURACY:
-        return main
+    return main + tuple(column for other in others_of(score) for column in _other_metrics(other))
+
+
+def _other_metrics(score: Score) -> tuple[Metric, Metric]:
+    """The columns of a score beside the main one."""
+    in_unit, in_spread = (f", {u}" if u else "" for u in (score.unit, score.spread_unit))
+    title, about = f"{score.title}, client fairness", f"std of the {score.title} over clients{in_spread}"
     return (
-        *main,
-        Metric("rmse", "RMSE", "mean over clients", False),
-        Metric("rmse_client_fairness", "RMSE, client fairness", "std of the RMSE over clients", False),
+        Metric(score.name, score.title, f"mean over clients{in_unit}", score.higher_is_better, score.unit),
+        Metric(f"{score.name}_client_fairness", title, about, False, score.spread_unit),
     )
 
 
 METRICS = comparison_metrics(ACCURACY, CLASS)  # of classes
-_OVERVIEW = ("accuracy", "mae", "rmse", "client_fairness", "client_data_fairness_mean", "worst")
+_OVERVIEW = (*SCORES, "client_fairness", "client_data_fairness_mean", "worst")
 
 
 def metrics_of(run: Run) -> tuple[Metric, ...]:
@@ -308,7 +312,7 @@ class Worst(NamedTuple):
     name: str
     value: float
     samples: int
-    correct: int | None  # predictions; None: numbers are predicted
+    correct: int | None  # predictions; None: no classes are predicted
     seed: int | None = None  # of a client
 
     @classmethod

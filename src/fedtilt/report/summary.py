@@ -7,7 +7,7 @@ from statistics import fmean
 import torch
 
 from fedtilt.evaluation.certificate import Certificate, describe
-from fedtilt.evaluation.metrics import ACCURACY, Score
+from fedtilt.evaluation.metrics import Score, shares_of
 from fedtilt.report.compare import (
     VIEWS,
     Metric,
@@ -22,7 +22,7 @@ from fedtilt.report.compare import (
 )
 from fedtilt.report.run_reader import Run
 from fedtilt.report.verdict import model_cautions
-from fedtilt.text_tables import join_words
+from fedtilt.text_tables import article, join_words
 
 _MAX_NAMES = 5  # of attackers
 
@@ -33,9 +33,8 @@ def headline(run: Run) -> str:
     (_, clients, data), main = metrics_of(run)[:3], lead_metric(run)
     if len(table) == 1:
         (name, row), = table.items()  # fmt: skip
-        article = "an" if main.title[0] in "aM" else "a"  # an accuracy, an MAE
         return (
-            f"{name} reaches {article} {main.title} of {_amount(row, main)}, a client fairness of "
+            f"{name} reaches {article(main.title)} {main.title} of {_amount(row, main)}, a client fairness of "
             f"{_amount(row, clients)} and a client data fairness of {_amount(row, data)}."
         )
     wins: dict[str, list[str]] = {}  # method → what it is best in
@@ -76,12 +75,12 @@ def worst_scores(run: Run) -> str:
 
 def certificates(run: Run) -> str:
     """The certificates of the best methods, over the clients of all seeds; empty for numbers as targets."""
-    if run.score is not ACCURACY:
+    if shares_of(run.compared[0].sums(run.methods[0])) is None:
         return ""
     total = torch.cat([seed_run.total for seed_run in run.compared])
     attackers = sum(len(seed_run.attackers) for seed_run in run.compared)
     by_method = {
-        method: Certificate(
+        method: Certificate.of(
             torch.cat([s.sums(method) for s in run.compared]), total, group=run.group, attackers=attackers
         )
         for method in best_methods(run, 5)
@@ -196,4 +195,4 @@ def _name_methods(group: Sequence[str], methods: int) -> str:
 
 
 def _format_score(value: float, score: Score) -> str:
-    return format_percent(value) if score is ACCURACY else f"{value:.4g}"
+    return format_percent(value) if score.unit else f"{value:.4g}"

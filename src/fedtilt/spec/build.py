@@ -122,10 +122,10 @@ def _own_model(path: str, arguments: dict[str, Any]) -> ModelSource:
     return functools.partial(function, **arguments)
 
 
-def train_settings_of(spec: Spec, seed: int) -> TrainSettings:
-    """The training settings of a spec, with one of its seeds and the loss of its task."""
+def train_settings_of(spec: Spec, seed: int, task: str | None = None) -> TrainSettings:
+    """The training settings of a spec, with one of its seeds and the loss of its task, or of another one."""
     baselines = spec.data.path is not None if spec.train.baselines is None else spec.train.baselines
     settings = replace(
         spec.train, seed=seed, device=spec.device, privacy=spec.privacy, attack=spec.attack, baselines=baselines
     )
-    return settings.for_task(spec.task)
+    return settings.for_task(task or spec.task)

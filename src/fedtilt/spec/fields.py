@@ -16,7 +16,7 @@ from fedtilt.data import Outliers
 from fedtilt.data.groups import CLASS, combined_names
 from fedtilt.data.outliers import FLIP_TARGETS, KINDS, REDRAWS
 from fedtilt.data.partition import PARTITIONS
-from fedtilt.data.targets import RANGE, TASKS
+from fedtilt.data.targets import RANGE, TABLE_TASKS
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import is_function_path
@@ -189,7 +189,7 @@ class Spec:
     task: str = setting(
         "classification",
         "what the target of data.file is: a class, or a number (regression); scores are then MAE and RMSE",
-        choices=TASKS,
+        choices=TABLE_TASKS,
     )
     device: str = setting(
         "auto",

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fedtilt.data.inputs import named_tensors, take
+from fedtilt.data.targets import LabelTarget, NumericTarget, TokenTarget
 from fedtilt.engine.prepare import PreparedRun
 from fedtilt.engine.settings import TrainSettings, default_eval_every
 from fedtilt.errors import InputError
@@ -60,9 +61,14 @@ def fingerprint_of(prepared: PreparedRun) -> dict[str, Any]:
 
 def _loss_digest(prepared: PreparedRun) -> str:
     """A digest of the loss on fixed outputs: two lambdas have the same name."""
-    count, is_number = prepared.federation.outputs, prepared.federation.target is not None
-    outputs = torch.arange(16 * count, dtype=torch.float32).reshape(16, count).sin()
-    targets = torch.arange(16).cos() if is_number else torch.arange(16) % count
+    count, target = prepared.federation.outputs, prepared.federation.target
+    shape = (8, 2) if isinstance(target, TokenTarget) else (16,)  # of the outputs, without the last dimension
+    outputs = torch.arange(16 * count, dtype=torch.float32).reshape(*shape, count).sin()
+    targets = torch.arange(16).reshape(shape) % count
+    if isinstance(target, LabelTarget):
+        targets = (outputs > 0.5).float()
+    elif isinstance(target, NumericTarget):
+        targets = torch.arange(16).cos()
     with torch.no_grad():
         return _digest([prepared.settings.sample_loss(outputs, targets)])
 

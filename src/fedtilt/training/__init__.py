@@ -13,7 +13,7 @@ of the run does not know.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedtilt.data.inputs import Inputs
 from fedtilt.errors import InputError
@@ -76,8 +76,8 @@ BACKENDS: dict[str, Backend] = {
 _FASTEST_FIRST = {"cpu": ("native", "fused", "autograd"), "cuda": ("stacked", "autograd")}
 _UNSUPPORTED_REASON = {
     "autograd": lambda *_: None,
-    "native": native.unsupported_reason,
-    "fused": fused_mlp.unsupported_reason,
+    "native": lambda model, job, device_type, sample, _: native.unsupported_reason(model, job, device_type, sample),
+    "fused": lambda model, job, device_type, sample, _: fused_mlp.unsupported_reason(model, job, device_type, sample),
     "stacked": stacked.unsupported_reason,
 }
 
@@ -105,7 +105,7 @@ def choose_backend(
     jobs: Sequence[LocalJob],
     device_type: str,
     backend: str = "auto",
-    sample: Inputs | None = None,
+    sample: tuple[Inputs, Tensor] | None = None,
     precision: str = "float32",
     weighted: bool = False,
 ) -> BackendChoice:
@@ -116,7 +116,7 @@ def choose_backend(
         jobs: a job of every kind that the run has
         device_type: "cpu" or "cuda"
         backend: a name from `BACKENDS`, or "auto"
-        sample: one input, (1, …), to test whether the model can be stacked
+        sample: one input and its target, (1, …) each, to test whether the model can be stacked
         precision: "float32", or "tf32" or "bfloat16" on CUDA
         weighted: whether samples have weights, which autograd alone knows
     """
@@ -125,8 +125,9 @@ def choose_backend(
     if backend not in ("auto", *BACKENDS):
         raise InputError(f"unknown backend {backend!r}; choose one of auto, {', '.join(BACKENDS)}")
     reasons: dict[str, str] = {}
+    x, target = (None, None) if sample is None else sample
     for name in _FASTEST_FIRST[device_type] if backend == "auto" else (backend,):
-        unsupported = [(job, r) for job in jobs if (r := _UNSUPPORTED_REASON[name](model, job, device_type, sample))]
+        unsupported = [(job, r) for job in jobs if (r := _UNSUPPORTED_REASON[name](model, job, device_type, x, target))]
         reason = "samples have weights" if weighted else next((r for job in jobs if (r := job.autograd_reason)), None)
         reason = None if name == "autograd" else reason
         reason = reason or next(

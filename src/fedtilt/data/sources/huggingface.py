@@ -69,7 +69,8 @@ def from_huggingface(
         client: the column that names the client of each row; default: the data has no clients of its own
         name: the name of the data set
         class_names: all classes in order; default: those of the ClassLabel column, else the labels that occur
-        task: "classification", or "regression" if the labels are numbers to predict
+        task: "classification"; "regression" if the labels are numbers to predict, "language" if a row has a token for
+            each position, "multilabel" if it has 0 or 1 for each label
         test_share: the share of the samples that is test data, with the classes in proportion; default: 0.25
         seed: the seed that draws the test data
     """

@@ -16,7 +16,7 @@ from typing import Any, Self
 from fedtilt import checks
 from fedtilt.data.tables.number_text import DECIMALS
 from fedtilt.data.tables.settings import ROLES, Files
-from fedtilt.data.targets import TASKS, NumericTarget
+from fedtilt.data.targets import TABLE_TASKS, NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.files import read_json, read_metadata, write_bytes
 
@@ -213,8 +213,8 @@ class Schema:
         for role, name in self.roles:
             if name in names and role not in _MAY_BE_INPUTS:
                 raise InputError(f"the schema has {name!r} as {role} and as a column; remove one")
-        if self.task is not None and self.task not in TASKS:
-            raise InputError(f"task of the schema is {self.task!r}; choose {' or '.join(TASKS)}")
+        if self.task is not None and self.task not in TABLE_TASKS:
+            raise InputError(f"task of the schema is {self.task!r}; choose {' or '.join(TABLE_TASKS)}")
         if self.task == "classification":  # the default: a schema that does not say so is equal
             object.__setattr__(self, "task", None)
         for key, task in (("classes", "classification"), ("numbers", "regression")):
