@@ -97,8 +97,11 @@ def screen(
     # float64: the square of 3e38 is beyond float32
     steps = torch.stack([updates[client].parameters.double() - received for client in names])  # (C, S)
     earlier = slot.get("lengths", torch.zeros(0)).double().cpu()
-    population = max(names) + 1 if clients is None else clients
-    slot = {"agreement": torch.zeros(population, 3).double(), "suspected": torch.zeros(population), **slot}
+    population = max(max(names) + 1 if clients is None else clients, len(slot.get("suspected", ())))
+    rows = {"agreement": torch.zeros(population, 3).double(), "suspected": torch.zeros(population)}
+    for name in rows.keys() & slot.keys():  # clients may have joined since the last round
+        rows[name][: len(slot[name])] = slot[name]
+    slot = {**slot, **rows}
     agreement, suspected = _agreement(slot, names, steps)
     state.suspects = {n: float(agreement[n, 0] / agreement[n, 1]) for n in names if suspected[n]}
     _screen_buffers(state, server, updates)

@@ -122,6 +122,16 @@ class Federation(ClientData):
         warn(federation.warnings)
         return federation
 
+    def to_datasets(self) -> dict[str, Any]:
+        """The data of every client, by name, as a `datasets.DatasetDict` with train, test and maybe validation.
+
+        Inputs are the column x (of images, image), or the columns of their names; labels are `label`, with the names
+        of the classes; weights and groups have columns too. `Federation.from_clients` reads inputs and labels back.
+        """
+        from fedtilt.data.sources.huggingface import to_huggingface
+
+        return to_huggingface(self)
+
     @classmethod
     def from_clients(
         cls,

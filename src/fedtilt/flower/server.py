@@ -14,7 +14,7 @@ from fedtilt.flower.flwr_internals import limit_reply_size, max_reply_size, netw
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.run_folder import ServerRunFolder, open_run_folder
 from fedtilt.flower.schema_exchange import agree_on_schema, stored_schema
-from fedtilt.flower.strategy import FedTiltStrategy
+from fedtilt.flower.site_strategy import SiteStrategy
 from fedtilt.flower.task import ResolvedTask, Task, left_out_sites
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
 from fedtilt.spec import known_schema_of
@@ -59,7 +59,7 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
         run_folder = ServerRunFolder(
             folder, resolved, info, model, parts, kept_rounds=policy.kept_rounds, back_to=_back_to(config)
         )
-        strategy = FedTiltStrategy(
+        strategy = SiteStrategy(
             resolved.method, parts, info, settings=resolved.settings, net=model, policy=policy, run_folder=run_folder,
             site_keys=keys,
         )  # fmt: skip

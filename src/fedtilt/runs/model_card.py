@@ -89,6 +89,37 @@ def write_export(
     return card, difference
 
 
+def write_hub_folder(run: TrainedRun, export: Export, folder: Path) -> list[Path]:
+    """Write a model as a folder for the Hugging Face Hub: model.safetensors, config.json, and the card as README.md.
+
+    Args:
+        run: the run
+        export: what `export_of` returned for it
+        folder: a new or empty folder
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} is not empty; choose a new folder")
+    classes = "target" not in export.metadata
+    task = "image" if "mean" in export.metadata else "tabular" if "schema" in export.metadata else None
+    front = {
+        "library_name": "fedtilt",
+        "tags": ["federated-learning", "fairness", "fedtilt"],
+        **({} if task is None else {"pipeline_tag": f"{task}-{'classification' if classes else 'regression'}"}),
+    }
+    lines = [f"{key}: {json.dumps(value)}" for key, value in front.items()]  # JSON is YAML
+    use = '## Use\n\n```python\nimport fedtilt as ft\n\nmodel = ft.load("model.safetensors")\nmodel.predict(data)\n```'
+    card = "---\n" + "\n".join(lines) + f"\n---\n\n{model_card(run, export)}\n{use}\n"
+    config = {"fedtilt_version": run.version, "class_names": json.loads(export.metadata.get("classes", "null"))}
+    config |= {
+        key: export.metadata[key] for key in ("method", "round", "input_shape", "model") if key in export.metadata
+    }
+    paths = [folder / name for name in ("model.safetensors", "config.json", "README.md")]
+    export.write(paths[0])
+    write_bytes(paths[1], json.dumps(config, indent=2).encode())
+    write_bytes(paths[2], card.encode())
+    return paths
+
+
 def _title(run: TrainedRun, export: Export) -> str:
     client, rounds = export.client, run.fingerprint["train"]["rounds"]
     kind = "shared model" if client is None else f"{'personal ' * export.personal}model of client {_text(client)}"
