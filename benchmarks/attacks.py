@@ -18,9 +18,9 @@ from typing import Any
 
 import fedtilt as ft
 from benchmarks.cases import Case, make_case_parser, run_cases
-from benchmarks.markdown import machine_text, markdown_table
+from benchmarks.markdown import markdown_table
 from benchmarks.options import result_file
-from benchmarks.screening import false_positives, poison
+from benchmarks.screening import HELD_OUT_SITES, false_positives, poison
 from fedtilt.attacks.attack import KINDS
 from fedtilt.errors import Diverged
 from fedtilt.evaluation.metrics import compute_metrics
@@ -149,11 +149,14 @@ def render(record: dict[str, Any] | None, screening: dict[str, Any] | None = Non
     """docs/attacks.md: the template with its tables and the sentences on them."""
     attacks = [["kind", "attackers"], *([f"`{kind}`", text] for kind, text in KINDS.items())]
     template = TEMPLATE.read_text().replace("{ATTACKS}", markdown_table(attacks, text_columns=2).strip())
-    tables = (false_positives, poison) if screening else ()
-    shown = "\n\n".join(table(screening["cases"]).strip() for table in tables) or "Not recorded yet."
+    shown = "Not recorded yet."
+    if screening:
+        found = screening["cases"]
+        tables = (false_positives(found), false_positives(found, HELD_OUT_SITES), poison(found))
+        shown = "\n\n".join(table.strip() for table in tables)
     template = template.replace("{SCREENING}", shown)
     if record is None:
-        return template.replace("{TABLES}", "Not recorded yet.").replace("{MACHINE}\n\n", "")
+        return template.replace("{TABLES}", "Not recorded yet.")
     parts = []
     for division, settings in record["divisions"].items():
         cases = [case for case in record["cases"] if case["division"] == division]
@@ -180,8 +183,9 @@ def render(record: dict[str, Any] | None, screening: dict[str, Any] | None = Non
             f"{settings.get('data', record['data'])}: {setting}.",
             markdown_table(rows).strip(),
             _summary(lost, success),
+            "Measured with " + "; and with ".join(dict.fromkeys(case["measured"] for case in cases)) + ".",
         ]
-    return template.replace("{TABLES}", "\n\n".join(parts)).replace("{MACHINE}", machine_text(record))
+    return template.replace("{TABLES}", "\n\n".join(parts))
 
 
 def _cell(lost: list[float]) -> str:

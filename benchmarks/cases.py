@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure import available_cores, write_result
+from benchmarks.markdown import machine_text
+from benchmarks.measure import available_cores, provenance, write_result
 from benchmarks.options import make_result_parser
 
 Case = dict[str, Any]
@@ -28,6 +29,8 @@ def run_cases(
     path: Path, device: str = "cpu",
 ) -> Iterator[Case]:  # fmt: skip
     """Measure the cases that the file lacks; yields each when it is measured and written.
+
+    A case in the file has where and when it was measured, "measured": those of a file may be of several calls.
 
     Args:
         kind: of the result
@@ -47,7 +50,7 @@ def run_cases(
     missing = [case for case in cases if not any(_is(case, other) for other in measured)]
     print(f"{len(cases) - len(missing)} of {len(cases)} cases are in {path}", flush=True)
     for case in _results(measure, missing, jobs):
-        measured.append(case)
+        measured.append({**case, "measured": machine_text(provenance(device))})
         ordered = sorted(measured, key=lambda m: _position(m, cases))
         write_result(kind, {**header, "cases": ordered}, device=device, out=path)
         yield case

@@ -92,7 +92,11 @@ def write_result(kind: str, result: Mapping[str, Any], *, device: str = "cpu", o
     """Write a result with its date, version and machine as JSON; return the path."""
     path = out or RESULTS / f"{kind}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    header = {"kind": kind, "date": now, "fedtilt": __version__, "machine": machine_info(device)}
-    path.write_text(json.dumps(header | dict(result), indent=1) + "\n")
+    path.write_text(json.dumps({"kind": kind, **provenance(device), **result}, indent=1) + "\n")
     return path
+
+
+def provenance(device: str = "cpu") -> dict[str, Any]:
+    """Now, the version and the machine."""
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"date": now, "fedtilt": __version__, "machine": machine_info(device)}

@@ -142,11 +142,15 @@ def _others(record: Record | None) -> str:
         rows.append(
             [
                 row["title"], f"**{name}**" if name != "pfl" else name, f"{1e3 * seconds:,.1f}",
-                f"{row['rounds']:,} rounds: {seconds * row['rounds'] / 60:,.1f} min",
+                f"{row['rounds']:,} rounds: {_duration(seconds * row['rounds'])}",
                 f"{row['first_round_seconds']:.1f} s", f"{theirs[row['case']] / seconds:.0f} ×" if is_compared else "",
             ]
         )  # fmt: skip
     return f"{machine_text(record)}.\n\n{markdown_table(rows)}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:,.1f} min"
 
 
 def _gpu(record: Record | None) -> str:

@@ -17,22 +17,24 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-enum mode { COUNT, FULL, BROKEN, SHORT, READ_ONLY, KILL };
-enum call { OPEN_READ = 1, OPEN_WRITE = 2, READ = 4, WRITE = 8, SYNC = 16, NAME = 32 };
+enum mode { COUNT, FULL, BROKEN, SHORT, READ_ONLY, INTERRUPTED, KILL, TORN };
+enum call { OPEN_READ = 1, OPEN_WRITE = 2, READ = 4, WRITE = 8, SYNC = 16, NAME = 32, LIST = 64 };
 
 /* which calls a mode can fail, with which error, and whether every later call fails too */
 static const struct { int calls, error, lasting; } MODES[] = {
     [COUNT] = {0, 0, 0},
     [FULL] = {OPEN_WRITE | WRITE | SYNC | NAME, ENOSPC, 1},
-    [BROKEN] = {OPEN_READ | OPEN_WRITE | READ | WRITE | SYNC | NAME, EIO, 0},
+    [BROKEN] = {OPEN_READ | OPEN_WRITE | READ | WRITE | SYNC | NAME | LIST, EIO, 0},
     [SHORT] = {READ | WRITE, 0, 0},
     [READ_ONLY] = {OPEN_WRITE | NAME, EROFS, 1},
+    [INTERRUPTED] = {OPEN_READ | OPEN_WRITE | READ | WRITE | SYNC, EINTR, 0},
     [KILL] = {OPEN_WRITE | WRITE | SYNC | NAME, 0, 0},
+    [TORN] = {WRITE, 0, 0}, /* half of it is written, then a kill */
 };
 
 static char folder[PATH_MAX];
 static enum mode armed = COUNT;
-static long number = 0, counted[KILL + 1];
+static long number = 0, counted[TORN + 1];
 static char tracked[1 << 16]; /* by file descriptor: whether it is of a file below the folder */
 
 void fault_arm(const char *path, int mode, long at) {
@@ -52,7 +54,7 @@ static int is_tracked(int fd) { return fd >= 0 && fd < (int)sizeof tracked && tr
 
 /* count one call; 1 if it is to fail, with errno set */
 static int fails(enum call call) {
-    for (int mode = FULL; mode <= KILL; mode++) counted[mode] += (MODES[mode].calls & call) != 0;
+    for (int mode = FULL; mode <= TORN; mode++) counted[mode] += (MODES[mode].calls & call) != 0;
     if (!(MODES[armed].calls & call) || counted[armed] < number) return 0;
     if (counted[armed] > number && !MODES[armed].lasting) return 0;
     if (armed == KILL) raise(SIGKILL);
@@ -92,10 +94,12 @@ int close(int fd) {
 ssize_t write(int fd, const void *data, size_t size) {
     REAL(write);
     if (is_tracked(fd) && fails(WRITE)) {
-        if (armed != SHORT) return -1;
+        if (armed != SHORT && armed != TORN) return -1;
         size = (size + 1) / 2;
     }
-    return real(fd, data, size);
+    ssize_t written = real(fd, data, size);
+    if (armed == TORN && is_tracked(fd) && counted[TORN] == number) raise(SIGKILL);
+    return written;
 }
 ssize_t read(int fd, void *data, size_t size) {
     REAL(read);
@@ -131,5 +135,5 @@ int rmdir(const char *path) {
 }
 DIR *opendir(const char *path) {
     REAL(opendir);
-    return below(-1, path) && fails(OPEN_READ) ? NULL : real(path);
+    return below(-1, path) && fails(LIST) ? NULL : real(path);
 }

@@ -1,4 +1,4 @@
-"""Let every call on files fail, one after another: a full, broken, slow or read-only disk, and a kill at that call.
+"""Let every call on files fail, one after another: a full, broken, slow or read-only disk, a signal, a kill.
 
 `faults.c` is preloaded into processes that test a part of the calls of one scenario each: `python -m chaos.io_faults
 FOLDER SHARE SCENARIO NUMBER PROCESSES`. Such a process imports torch once and forks a child for every case.
@@ -22,7 +22,11 @@ from chaos.report import Report
 from chaos.small_run import METHOD, ROUNDS, TABLE, write_spec
 from fedtilt.errors import InputError
 
-MODES = {"disk full": 1, "I/O error": 2, "short read or write": 3, "read-only": 4, "killed": 5}
+MODES = {
+    "disk full": 1, "I/O error": 2, "short read or write": 3, "read-only": 4, "interrupted": 5, "killed": 6, "torn": 7,
+}  # fmt: skip
+_KILLS = ("killed", "torn")
+_HARMLESS = ("short read or write", "interrupted")  # the program calls again
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,11 @@ def _report(folder: Path) -> list[str | Path]:
     return ["report", folder / "run", "--out", folder / "page.html"]
 
 
+def _force(path: Path) -> list[str | Path]:
+    """An option of the same command again: a file that is there is complete."""
+    return ["--force"] if path.exists() else []
+
+
 def _table(folder: Path) -> None:
     (folder / "table.csv").write_text(TABLE)
 
@@ -115,9 +124,9 @@ SCENARIOS = {
         _run_or_resume,
         lambda folder: _model_of(folder / "run"),
     ),
-    "export": Scenario(_finished_run, _export, lambda f: [*_export(f), "--force"], _exported),
+    "export": Scenario(_finished_run, _export, lambda f: _export(f) + _force(f / "model.safetensors"), _exported),
     "report": Scenario(_finished_run, _report, _report, _bytes_of("page.html")),
-    "schema": Scenario(_table, _schema, lambda f: [*_schema(f), "--force"], _bytes_of("schema.json")),
+    "schema": Scenario(_table, _schema, lambda f: _schema(f) + _force(f / "schema.json"), _bytes_of("schema.json")),
 }
 
 
@@ -204,7 +213,7 @@ def _test_scenario(name: str, folder: Path, share: float, process: int, processe
     cases = [(mode, call) for mode in MODES for call in range(1 + step // 2, calls[mode] + 1, step)]
     for mode, call in cases[process::processes]:
         outcome = faults.run(scenario.arguments(_copy(template, case)), case, mode, call)
-        report.count("faults" if mode != "killed" else "kills at a call")
+        report.count("kills at a call" if mode in _KILLS else "faults")
         report.count("refused", int(outcome.code == 2))
         if problem := _problem(scenario, case, mode, outcome, expected):
             report.failures.append(f"{name}, {mode} at call {call} of {calls[mode]}: {problem}")
@@ -213,10 +222,12 @@ def _test_scenario(name: str, folder: Path, share: float, process: int, processe
 
 def _problem(scenario: Scenario, case: Path, mode: str, outcome: Outcome, expected: object) -> str | None:
     """What is wrong after a fault; None if the result is right, or the command refused and works without the fault."""
-    if mode == "killed" and outcome.code != -9:
+    if mode in _KILLS and outcome.code != -9:
         return f"was not killed: exit code {outcome.code}"
-    if mode != "killed" and (problem := outcome.problem(case)):
+    if mode not in _KILLS and (problem := outcome.problem(case)):
         return problem
+    if mode in _HARMLESS and outcome.code:
+        return f"the command stopped: {outcome.error}"
     try:
         result = scenario.result(case)
     except InputError as error:
@@ -229,7 +240,10 @@ def _problem(scenario: Scenario, case: Path, mode: str, outcome: Outcome, expect
     again = run_in_child(command(*scenario.again(case)))
     if again.code:
         return f"cannot continue afterwards: {again.problem() or again.error}"
-    return None if scenario.result(case) == expected else "going on afterwards gives another result"
+    if scenario.result(case) != expected:
+        return "going on afterwards gives another result"
+    left = ", ".join(path.name for path in case.rglob("*.part"))
+    return f"going on afterwards leaves partial files: {left}" if left else None
 
 
 def _copy(template: Path, case: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Parts whose cases are tests: replies, poisoned updates, flips in what sites keep, requests, who may run code."""
+"""Parts whose cases are tests: replies, poisoned updates, files of sites, requests, dead nodes, who may run code."""
 
 import subprocess
 import sys
@@ -13,6 +13,7 @@ REPLIES = ("tests/flower/test_rejections.py", "tests/flower/test_flwr_internals.
 POISONS = ("tests/attacks/test_screening.py",)
 SITES = ("tests/flower/test_damage.py", "tests/flower/test_site_files.py")
 PORT = ("tests/flower/deploy/test_proxy.py",)
+CLUSTER = ("tests/executors/test_ray_executor.py",)
 ACCESS = ("tests/flower/deploy/test_guarded.py", "tests/flower/test_malicious_server.py")
 
 

@@ -63,6 +63,10 @@ def reproduce(
         list[str] | None,
         typer.Option("--only", metavar="WORD", help="Only cases whose name contains it, such as mnist-seed-0."),
     ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Run the cases in this many processes.")] = 1,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="With --workers, stop after this time; finished cases stay.")
+    ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the cases and their status; run nothing.")] = False,
     checkpoint_seconds: Annotated[
         float, typer.Option("--checkpoint-seconds", min=0, help="Write checkpoints of cases that take longer.")
@@ -108,6 +112,7 @@ def reproduce(
     try:
         result = run_experiments(
             what, folder, options=options, only=only or (), cluster=cluster, on_tasks=display.show_tasks,
+            workers=workers, minutes=minutes,
             on_start=lambda statuses: None if silent else _print_overview(progress, statuses), on_case=show_case,
             on_progress=lambda done, total, latest: display.update(done, total, f"{done}/{total}", latest),
         )  # fmt: skip

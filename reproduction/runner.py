@@ -1,6 +1,8 @@
 """Run experiments case by case into a results folder; finished cases are not run again."""
 
 import contextlib
+import math
+import multiprocessing
 import re
 import shutil
 import time
@@ -10,6 +12,8 @@ from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedtilt.cluster.connection import connected
 from fedtilt.cluster.tasks import OnProgress as OnTasks
@@ -21,7 +25,7 @@ from fedtilt.errors import InputError
 from fedtilt.locks import locked
 from fedtilt.storage.provenance import environment
 from reproduction.chapter import Chapter
-from reproduction.experiment import NAMES, Case, Experiment, OnProgress, Options, Results, load
+from reproduction.experiment import NAMES, Case, Experiment, OnProgress, Options, Results, load, no_notice
 from reproduction.experiments import kind_of
 from reproduction.results import CaseResult, ResultsFolder, stale_reason
 
@@ -130,6 +134,8 @@ def reproduce(
     on_progress: OnProgress = lambda *_: None,
     cluster: str | None = None,
     on_tasks: OnTasks = lambda *_: None,
+    workers: int = 1,
+    minutes: float | None = None,
 ) -> ReproductionResult:
     """Run experiments and report their results; cases with a result in `out` are not run again.
 
@@ -146,6 +152,8 @@ def reproduce(
         on_progress: called while a case runs: steps done, steps in total, the latest result in a few words.
         cluster: run the cases in parallel on a Ray cluster: auto, or host:port of its head node.
         on_tasks: called about every second while cases run on a cluster: what runs where, cases done, cases in total.
+        workers: run the cases in this many processes with one thread each.
+        minutes: with several workers, stop after this time; unfinished cases have no result.
     """
     options = options or Options()
     names = experiment_names(what) if isinstance(what, str) else [load(name).name for name in what]
@@ -164,7 +172,10 @@ def reproduce(
     for status in to_run:
         if status.stale:
             options.notice(f"{status.label} is run again: {status.stale}")
-    if cluster is not None and to_run:
+    measured = [status.label for status in to_run]
+    if workers > 1 and to_run:
+        measured = _run_in_processes(to_run, folder, options, workers, minutes, on_progress)
+    elif cluster is not None and to_run:
         _run_on_cluster(to_run, folder, options, cluster, on_tasks)
     else:
         for status in to_run:
@@ -173,7 +184,7 @@ def reproduce(
                 _run_case(status.experiment, status.case, folder, options, on_progress)
     return ReproductionResult(
         chapters={name: read_chapter(folder, name, quick=quick_only(folder)) for name in names},
-        measured=[status.label for status in to_run],
+        measured=measured,
         reused=[status.label for status in statuses if status.done],
         missing=missing,
     )
@@ -202,6 +213,53 @@ def _run_case(
     shutil.rmtree(work, ignore_errors=True)
 
 
+# -- in processes ------------------------------------------------------------------------------------------------------
+
+
+def _run_in_processes(
+    statuses: Sequence[CaseStatus], folder: ResultsFolder, options: Options, workers: int, minutes: float | None,
+    on_progress: OnProgress,
+) -> list[str]:  # fmt: skip
+    """Run cases in parallel, in their order; the cases that are done. The first error is raised at the end."""
+    settings = _for_workers(options)
+    jobs = [(status.experiment.name, status.case.name, str(folder.folder), settings) for status in statuses]
+    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    done: list[str] = []
+    errors: list[Exception] = []
+    with contextlib.ExitStack() as stack:
+        for name in dict.fromkeys(name for name, *_ in jobs):
+            stack.enter_context(locked(folder.work(name)))
+        # spawned: a forked process would inherit the threads' locks of torch
+        pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(workers, torch.set_num_threads, (1,)))
+        results = pool.imap_unordered(_run_job, jobs)
+        while len(done) + len(errors) < len(jobs):
+            try:
+                label = results.next(None if minutes is None else max(0.0, deadline - time.monotonic()))
+            except multiprocessing.TimeoutError:
+                options.notice(f"{minutes:g} minutes are over: {len(done)} of {len(jobs)} cases are done")
+                break
+            except Exception as error:  # of one case; the others continue
+                errors.append(error)
+                options.notice(f"a case failed: {error}")
+                continue
+            done.append(label)
+            on_progress(len(done), len(jobs), label)
+    if errors:
+        raise errors[0]
+    return done  # leaving the pool ends the processes of unfinished cases
+
+
+def _run_job(job: tuple[str, str, str, dict[str, Any]]) -> str:
+    name, case, out, settings = job
+    run_named_case(name, case, out, settings, lambda *_: None, no_notice)
+    return f"{name}/{case}"
+
+
+def _for_workers(options: Options) -> dict[str, Any]:
+    """The options of a case that runs in another process."""
+    return {key: getattr(options, key) for key in ("seeds", "quick", "device", "data_dir", "checkpoint_seconds")}
+
+
 # -- on a cluster ------------------------------------------------------------------------------------------------------
 
 
@@ -226,7 +284,7 @@ def _run_on_cluster(
 def _task(status: CaseStatus, folder: ResultsFolder, options: Options) -> Task:
     """The work of a node: a nested function travels by value, because this package is not installed there."""
     root, out, name, case = str(Path(__file__).parents[1]), str(folder.folder), status.experiment.name, status.case.name
-    settings = {key: getattr(options, key) for key in ("seeds", "quick", "device", "data_dir", "checkpoint_seconds")}
+    settings = _for_workers(options)
 
     def run(report: OnProgress, notice: Callable[[str], None]) -> None:
         import sys

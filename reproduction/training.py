@@ -31,6 +31,7 @@ from reproduction.results import round_floats
 MAX_CURVE_POINTS = 13
 _MEMORY_LIMIT = 8 * 2**30  # bytes: personal models of thirty settings fit; beyond that they go to files
 
+Details = Callable[[PreparedRun, Round, Mapping[str, Mapping[str, RoundMetrics]]], dict[str, Any]]
 Setting = dict[str, Any]  # preset and its arguments, as JSON; the settings of rules stand beside the rule
 _OF_RULES = {"bad_share": "bad_share", "clip_radius": "radius", "root_samples": "root_samples"}
 
@@ -120,7 +121,8 @@ def measure_grid(case: Case, options: Options, on_progress: OnProgress) -> dict[
 
 def train_grid(
     settings: Mapping[str, Any], options: Options, on_progress: OnProgress, *,
-    curves: bool = True, noisy_validation: bool = False,
+    curves: bool = True, noisy_validation: bool = False, federation: data.Federation | None = None,
+    details: Details | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train every method in a case's settings and return the metrics; one that diverges is listed and skipped.
 
@@ -130,9 +132,29 @@ def train_grid(
         on_progress: Called after every round.
         curves: Evaluate on the way too; otherwise after the last round alone.
         noisy_validation: Evaluate also on validation data with the outliers of the training data.
+        federation: The federation, if the settings do not describe it.
+        details: What else the result has, as `details`, from the last round and its metrics by method and split.
     """
+    federation = _federation(settings, options) if federation is None else federation
+    methods = {name: method_of(name, setting) for name, setting in settings["methods"].items()}
+    recorder = CaseRecorder(options, dict(settings))
+    diverged = recorder.diverged
+    result: dict[str, Any] = {"rounds": [], "methods": {}, "train_seconds": 0.0}
+    while remaining := [method for name, method in methods.items() if name not in diverged]:
+        try:
+            result = _train(
+                remaining, federation, settings, options, on_progress, recorder, curves, noisy_validation, details
+            )
+            break
+        except Diverged as error:  # methods are independent: the others continue where they are
+            diverged |= dict.fromkeys(error.methods, str(error))
+            options.notice(f"{error}; the case continues without it")
+    return round_floats(result | {"settings": settings["methods"], "diverged": diverged})
+
+
+def _federation(settings: Mapping[str, Any], options: Options) -> data.Federation:
     outliers = settings["outliers"]
-    federation = data.Federation.build(
+    return data.Federation.build(
         _dataset(settings["data"], options.data_dir),
         clients=settings["clients"]["count"],
         classes_per_client=settings["clients"]["classes_per_client"],
@@ -141,18 +163,6 @@ def train_grid(
         outliers=outliers if isinstance(outliers, str) else data.Outliers(**outliers),
         seed=settings["seed"],
     )
-    methods = {name: method_of(name, setting) for name, setting in settings["methods"].items()}
-    recorder = CaseRecorder(options, dict(settings))
-    diverged = recorder.diverged
-    result: dict[str, Any] = {"rounds": [], "methods": {}, "train_seconds": 0.0}
-    while remaining := [method for name, method in methods.items() if name not in diverged]:
-        try:
-            result = _train(remaining, federation, settings, options, on_progress, recorder, curves, noisy_validation)
-            break
-        except Diverged as error:  # methods are independent: the others continue where they are
-            diverged |= dict.fromkeys(error.methods, str(error))
-            options.notice(f"{error}; the case continues without it")
-    return round_floats(result | {"settings": settings["methods"], "diverged": diverged})
 
 
 @lru_cache(maxsize=1)
@@ -185,7 +195,9 @@ def method_of(name: str, setting: Setting) -> Method:
         arguments["aggregator"] = _component("aggregator", arguments["aggregator"], flat)
     if "pre_aggregators" in setting:
         arguments["before"] = [_component("before", rule, flat) for rule in setting["pre_aggregators"]]
-    return PRESETS[setting["preset"]](name=name, **arguments)
+    by_size = arguments.pop("by_size", False)
+    method = PRESETS[setting["preset"]](name=name, **arguments)
+    return replace(method, personal=replace(method.personal, by_size=True)) if by_size else method
 
 
 def _component(kind: str, rule: str, flat: Setting) -> dict[str, Any]:
@@ -195,7 +207,7 @@ def _component(kind: str, rule: str, flat: Setting) -> dict[str, Any]:
 
 def _train(
     methods: Sequence[Method], federation: data.Federation, settings: Mapping[str, Any], options: Options,
-    on_progress: OnProgress, recorder: "CaseRecorder", curves: bool, noisy_validation: bool,
+    on_progress: OnProgress, recorder: "CaseRecorder", curves: bool, noisy_validation: bool, details: Details | None,
 ) -> dict[str, Any]:  # fmt: skip
     rounds = settings["train"]["rounds"]
     train = settings["train"]
@@ -211,6 +223,7 @@ def _train(
         model = partial(model, hidden=settings["hidden"])
     prepared = prepare(methods, federation, model, training)
     last: dict[str, dict[str, RoundMetrics]] = {}
+    more: dict[str, Any] = {}
 
     def evaluate(r: Round) -> tuple[dict[str, float], str]:
         tests = metrics_by_method(r.counts, r.total, federation.has_outliers, attack_success=r.attack_success)
@@ -219,6 +232,8 @@ def _train(
         for name, summary in tests.items():
             splits = {"test": summary, "validation": validation.get(name), "noisy_validation": noisy.get(name)}
             last[name] = {split: found for split, found in splits.items() if found is not None}
+        if details is not None and r.number == rounds:
+            more["details"] = details(prepared, r, last)
         accuracy = {name: summary.evaluated.accuracy for name, summary in tests.items()}
         best = max(accuracy, key=lambda name: accuracy[name])
         return accuracy, f"best so far: {best}, {accuracy[best]:.1f} %"
@@ -232,6 +247,7 @@ def _train(
             for m in methods
         },
         "train_seconds": recorder.seconds(),
+        **more,
     }
 
 

@@ -64,6 +64,17 @@ def test_lora(output_of: Callable[..., str]) -> None:
     assert after.endswith("1320 of 8970 numbers travel")
 
 
+def test_language(output_of: Callable[..., str]) -> None:
+    pytest.importorskip("transformers")
+    lines = output_of("language").splitlines()
+    shared, own = ({line.rsplit(None, 2)[0]: float(line.split()[i]) for line in lines[2:10]} for i in (-2, -1))
+    ups = [client for client in shared if client.startswith("up")]
+    assert len(ups) == 6
+    for odd in ("down", "twos"):  # personal adapters serve those whom one model for all does not
+        assert shared[odd] > max(shared[client] for client in ups) + 1 > own[odd]
+    assert [line.split(":")[0] for line in lines[10:]] == ["fedavg", "fedtilt"]
+
+
 def test_three_levels(output_of: Callable[..., str]) -> None:
     lines = output_of("three_levels").splitlines()
     rows = {line.split()[0]: [float(value) for value in line.split()[1:]] for line in lines[2:5] + lines[8:10]}

@@ -5,6 +5,7 @@ and its includes, and the compiler's macros for this processor. So machines that
 also has a hash of the library itself, which is checked before it is loaded: a damaged one is compiled again.
 """
 
+import atexit
 import contextlib
 import ctypes
 import hashlib
@@ -17,6 +18,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedtilt.errors import InputError
+
 _FLAGS = (
     "-std=gnu11",
     "-O3",
@@ -27,6 +30,8 @@ _FLAGS = (
     "-shared",
     "-fPIC",
 )
+_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "torch", "TRITON_CACHE_DIR": "triton"}
+_OTHERS_WRITE = 0o022
 _TIMEOUT_SECONDS = 300  # of one run of the compiler, which takes a few seconds
 
 
@@ -73,9 +78,31 @@ def private_cache_folder(name: str) -> Path:
         status = folder.stat()
     except (OSError, RuntimeError) as error:
         raise LibraryUnavailable(f"the folder for compiled libraries cannot be created ({error})") from None
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+    if status.st_uid != os.getuid() or status.st_mode & _OTHERS_WRITE:
         raise LibraryUnavailable(f"{folder} belongs to another user or is writable by others")
     return folder
+
+
+def use_private_caches() -> None:
+    """Let torch and Triton keep what they compile in folders of the user, or of this process if others can write those.
+
+    Both run what they find there. Torch's default is a folder in /tmp with a name that every user can guess, and make
+    first. A folder that the user has chosen must not be one that others can write.
+    """
+    for variable, name in _CACHES.items():
+        if chosen := os.environ.get(variable):
+            if Path(chosen).exists() and Path(chosen).stat().st_mode & _OTHERS_WRITE:
+                raise InputError(
+                    f"{variable} = {chosen} is a folder that others can write, and what is compiled there is run; "
+                    f"chmod go-w {chosen}, or unset {variable}"
+                )
+            continue
+        try:
+            folder = str(private_cache_folder(name))
+        except LibraryUnavailable:
+            folder = tempfile.mkdtemp(prefix=f"fedtilt-{name}-")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.environ[variable] = folder
 
 
 def _undamaged(folder: Path, name: str) -> Path | None:

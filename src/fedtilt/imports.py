@@ -31,9 +31,11 @@ def install_command(extra: str) -> str:
     try:
         requirements = metadata.requires("fedtilt") or []
     except metadata.PackageNotFoundError:  # the folder src on the path, without an installation
-        return f'pip install -e ".[{extra}]" in the clone'
+        requirements = []
     pairs = [line.replace('"', "'").split(";") for line in requirements]
     packages = [pair[0].strip() for pair in pairs if pair[1:] and f"extra == '{extra}'" in pair[1]]
+    if not packages:  # also in a clone that was installed before it had this extra
+        return f'pip install -e ".[{extra}]" in the clone'
     return "pip install " + " ".join(f'"{package}"' for package in packages)
 
 

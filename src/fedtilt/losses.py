@@ -11,7 +11,7 @@ from torch import Tensor
 from fedtilt.config.named import NamedSettings
 from fedtilt.config.setting_fields import setting
 from fedtilt.errors import InputError
-from fedtilt.math.losses import SampleLoss, cross_entropy, squared
+from fedtilt.math.losses import SampleLoss, cross_entropy, label_cross_entropy, squared, token_cross_entropy
 
 BALANCED = "balanced"
 REVERSE = 4.0  # −log 0 of the reverse cross-entropy, as in the paper of sce
@@ -147,20 +147,28 @@ class SCE(ClassLoss):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Squared(Loss):
-    """The squared error of a number."""
+class PlainLoss(Loss):
+    """A loss without settings."""
 
-    task: ClassVar[str] = "regression"
-    rule: ClassVar[str] = "squared"
+    plain: ClassVar[SampleLoss]
 
     @property
     def function(self) -> SampleLoss:
         """The plain function."""
-        return squared
+        return type(self).plain
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of every number, (n,)."""
-        return squared(outputs, targets)
+        """The loss of every sample, (n,)."""
+        return type(self).plain(outputs, targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squared(PlainLoss):
+    """The squared error of a number."""
+
+    task: ClassVar[str] = "regression"
+    rule: ClassVar[str] = "squared"
+    plain: ClassVar[SampleLoss] = squared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,9 +187,28 @@ class Huber(Loss):
         return F.huber_loss(outputs[:, 0], targets, reduction="none", delta=self.delta)
 
 
-LOSSES: dict[str, type[Loss]] = {cls.rule: cls for cls in (CrossEntropy, Focal, GCE, SCE, Squared, Huber)}
+@dataclass(frozen=True, kw_only=True)
+class TokenCrossEntropy(PlainLoss):
+    """The mean of −log p over the tokens of a sample; −100 is no token."""
+
+    task: ClassVar[str] = "language"
+    rule: ClassVar[str] = "token_cross_entropy"
+    plain: ClassVar[SampleLoss] = token_cross_entropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelCrossEntropy(PlainLoss):
+    """The mean of the binary cross-entropy over the labels of a sample."""
+
+    task: ClassVar[str] = "multilabel"
+    rule: ClassVar[str] = "label_cross_entropy"
+    plain: ClassVar[SampleLoss] = label_cross_entropy
+
+
+_ALL = (CrossEntropy, Focal, GCE, SCE, Squared, Huber, TokenCrossEntropy, LabelCrossEntropy)
+LOSSES: dict[str, type[Loss]] = {cls.rule: cls for cls in _ALL}
 
 
 def losses_for(task: str) -> list[str]:
-    """The names of the losses for "classification" or "regression"; the first is the default."""
+    """The names of the losses for a task; the first is the default."""
     return [name for name, cls in LOSSES.items() if cls.task == task]

@@ -6,6 +6,8 @@ import inspect
 import json
 import math
 import os
+import sys
+import warnings
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -19,8 +21,8 @@ from fedtilt import seeds
 from fedtilt.checks import whole
 from fedtilt.data.inputs import Inputs
 from fedtilt.data.inputs import Shape as InputShape
-from fedtilt.data.targets import NumericTarget
-from fedtilt.errors import InputError
+from fedtilt.data.targets import NumericTarget, Target
+from fedtilt.errors import InputError, InputWarning
 from fedtilt.files import read_metadata, read_tensors
 from fedtilt.imports import function_path, import_function, is_function_path, is_in_current_folder
 
@@ -77,6 +79,29 @@ def cnn(input_shape: Shape = (3, 32, 32), classes: int = 10, channels: Sequence[
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"logistic": logistic, "mlp": mlp, "cnn": cnn}
+
+
+def from_lightning(module: nn.Module) -> nn.Module:
+    """A LightningModule as a model: its `forward` is trained, and a warning names what is not used of it.
+
+    `ft.run` has its own loop: the loss, the optimiser and the schedule are its settings, not those of `training_step`
+    and `configure_optimizers`.
+
+    Args:
+        module: a LightningModule of `lightning` or `pytorch_lightning` with a `forward` that returns logits
+    """
+    packages = [sys.modules[name] for name in ("lightning.pytorch", "pytorch_lightning") if name in sys.modules]
+    base = next((package.LightningModule for package in packages if isinstance(module, package.LightningModule)), None)
+    if base is None:
+        raise InputError(f"{type(module).__name__} is no LightningModule; give any other nn.Module as it is")
+    own = [vars(cls) for cls in type(module).__mro__ if cls not in base.__mro__]
+    if not any("forward" in names for names in own):
+        raise InputError(f"{type(module).__name__} has no forward; write one that returns the logits of a batch")
+    unused = sorted({name for names in own for name in names if callable(getattr(base, name, None)) and name[0] != "_"})
+    if unused := [name for name in unused if name not in ("forward", "train", "eval")]:
+        text = f"{', '.join(unused)} of {type(module).__name__} have no effect: a run trains forward with its own"
+        warnings.warn(InputWarning(f"{text} loss, optimizer and schedule; set them in ft.run"), stacklevel=2)
+    return module
 
 
 def _check_one_tensor(input_shape: object, name: str) -> None:
@@ -205,9 +230,9 @@ class InTargetUnit(nn.Module):
         return output_logits(self.model(*args, **inputs)) * self.deviation + self.mean
 
 
-def in_target_unit(model: nn.Module, target: NumericTarget | None) -> nn.Module:
+def in_target_unit(model: nn.Module, target: Target | None) -> nn.Module:
     """The model, with its outputs in the unit of the target if that is a number."""
-    return model if target is None else InTargetUnit(model, target.mean, target.deviation).eval()
+    return InTargetUnit(model, target.mean, target.deviation).eval() if isinstance(target, NumericTarget) else model
 
 
 def load(path: str | os.PathLike[str], model: ModelSource | str | None = None) -> nn.Module:
@@ -274,8 +299,14 @@ def _build_recipe(
         own = _imported(recipe["name"], source, trusted=trusted)
     if not isinstance(own, nn.Module):
         own = functools.partial(own, **recipe.get("arguments", {}))
-    outputs = 1 if "target" in metadata else len(json.loads(metadata["classes"]))
-    return build(own, exported_shape(metadata), outputs, seed=0)
+    return build(own, exported_shape(metadata), exported_outputs(metadata), seed=0)
+
+
+def exported_outputs(metadata: Mapping[str, str]) -> int:
+    """The number of a model's outputs, in the metadata of an export."""
+    if "outputs" in metadata:  # of tokens, or of several labels
+        return int(json.loads(metadata["outputs"]))
+    return 1 if "target" in metadata else len(json.loads(metadata["classes"]))
 
 
 def exported_shape(metadata: Mapping[str, str]) -> InputShape:

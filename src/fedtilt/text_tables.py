@@ -8,6 +8,15 @@ from html import escape
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet starts a formula with
 
 
+def article(word: str) -> str:
+    """ "an" before an accuracy or an MAE, else "a".
+
+    >>> article("MAE"), article("loss")
+    ('an', 'a')
+    """
+    return "an" if word[0] in "aM" else "a"
+
+
 def join_words(words: Sequence[str]) -> str:
     """Join words with commas and "and".
 

@@ -218,6 +218,50 @@ def test_the_server_keeps_the_lengths_and_reports_what_it_did() -> None:
     assert list(plain.state) == ["parameters"]
 
 
+@pytest.mark.parametrize("rule", ["multi_krum", "trimmed_mean", "nnm"])
+def test_screening_and_the_rule_exclude_no_more_than_the_share_together(rule: str) -> None:
+    """One of four may be bad: the one that is rejected was it, and the rule excludes no honest client more."""
+
+    def method(bad_share: float) -> ft.Method:
+        part = {"rule": rule, "bad_share": bad_share}
+        return ft.fedavg(before=[part], aggregator="median") if rule == "nnm" else ft.fedavg(aggregator=part)
+
+    settings = TrainSettings(screen=3.0)
+    update = server_update(method(1 / 4), {"parameters": W}, updates(*HONEST, [1e30] * 4), settings)
+    assert list(update.rejected) == [3]
+    torch.testing.assert_close(update.state["parameters"], W + torch.tensor(HONEST).mean(0))
+    # two of eight: one is rejected, and the rule excludes one more
+    steps = [*HONEST, *HONEST, [-1.0, 0.0, 0.0, 0.0], [1e30] * 4]
+    update = server_update(method(1 / 4), {"parameters": W}, updates(*steps), settings)
+    assert list(update.rejected) == [7]
+    expected = server_update(method(1 / 7), {"parameters": W}, updates(*steps[:7]), TrainSettings())
+    assert torch.equal(update.state["parameters"], expected.state["parameters"])
+
+
+def test_krum_needs_no_model_for_a_client_that_was_rejected() -> None:
+    """One of five may be bad, for which Krum needs five models; of the four that are left none may be."""
+    method = ft.fedavg(aggregator={"rule": "krum", "bad_share": 0.2})
+    sent = updates(*HONEST, [1.0, 0.0, 0.0, 0.0], [1e30] * 4)
+    update = server_update(method, {"parameters": W}, sent, TrainSettings(screen=3.0))
+    torch.testing.assert_close(update.state["parameters"], W + torch.tensor([1.0, 0.0, 0.0, 0.0]))
+
+
+def test_a_rule_that_excludes_nobody_more_is_given_clipped_updates() -> None:
+    """A second liar, more than the rule is set for, counts as an ordinary client."""
+    method = ft.fedavg(aggregator={"rule": "multi_krum", "bad_share": 0.2})
+    honest = [*HONEST, [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, -0.1, 0.0]]
+    sent = updates(*honest, [-20.0, 0.0, 0.0, 0.0])
+    settings = TrainSettings(screen=3.0)
+    named = server_update(method, {"parameters": W}, sent, settings)
+    assert named.rejected == {}
+    assert "clipped" not in named.bounded[5]  # the rule excludes it
+    update = server_update(method, {"parameters": W}, {**sent, 6: ClientUpdate(torch.full((4,), 1e30), 10)}, settings)
+    assert list(update.rejected) == [6]
+    assert "times as long as the median" in update.bounded[5]
+    assert update.bounded[5].endswith(": clipped")
+    assert (update.state["parameters"] - W - torch.tensor(honest).mean(0)).norm() < 0.5
+
+
 def _poisoned(kind: str, update: ClientUpdate, w: Tensor) -> ClientUpdate:
     if kind == "samples":
         return update._replace(samples=10_000_000)

@@ -12,7 +12,7 @@ def test_points_lost_and_rules_that_do_not_withstand() -> None:
         "ipm": {"mean": (None, 80.0), "median": (89.0, 88.0)},  # the mean diverges
     }
     cases = [
-        {"division": "iid", "seed": seed, "attack": attack,
+        {"division": "iid", "seed": seed, "attack": attack, "measured": f"machine {seed}",
          "rules": {rule: {"accuracy": accuracies[seed]} for rule, accuracies in by_rule.items()}}
         for seed in (0, 1) for attack, by_rule in found.items()
     ]  # fmt: skip
@@ -26,4 +26,5 @@ def test_points_lost_and_rules_that_do_not_withstand() -> None:
     assert "| mean | 90.0 | **+9.5 ± 0.5** | **diverges** |" in text
     assert "| median | 89.0 | +1.0 ± 0.0 | +0.5 ± 0.5 |" in text
     assert "Of 2 rules, these numbers withstand: alie 1; ipm 1. **All of these attacks: median.**" in text
+    assert "Measured with machine 0; and with machine 1." in text
     assert "Not measured yet: alie, strongest; ipm, strongest; sign_flip;" in text

@@ -12,7 +12,7 @@ from chaos import bit_flips, caches, fuzz, io_faults
 from chaos.__main__ import main
 from chaos.child import Outcome, run_in_child
 from chaos.report import Report, table
-from chaos.suites import ACCESS, POISONS, PORT, REPLIES, SITES, suite
+from chaos.suites import ACCESS, CLUSTER, POISONS, PORT, REPLIES, SITES, suite
 from fedtilt.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def test_fuzz(tmp_path: Path) -> None:
 
 
 def test_the_tests_that_are_parts_exist() -> None:
-    assert all((ROOT / file).exists() for file in (*REPLIES, *POISONS, *SITES, *PORT, *ACCESS))
+    assert all((ROOT / file).exists() for file in (*REPLIES, *POISONS, *SITES, *PORT, *CLUSTER, *ACCESS))
 
 
 def test_a_wrong_outcome_is_found() -> None:

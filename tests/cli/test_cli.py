@@ -360,19 +360,20 @@ def test_numbers_are_complete_on_a_narrow_terminal(fedtilt, monkeypatch: pytest.
 def test_names_are_not_interpreted_as_markup(fedtilt) -> None:
     """A table with names that look like markup, from the file to the export."""
     rows = ["a,b,label,site"]
-    for i in range(120):
-        rows.append(f"{i % 7},{(i * 5) % 11},{'x[red]' if (i % 7) > 3 else 'y'},{'St. Mary [/]' if i % 3 else '[b]'}")
+    for i in range(360):  # the classes of [b] are the other way round: the model of both fails it
+        is_x, site = (i % 7) > 3, "St. Mary [/]" if i % 4 else "[b]"
+        rows.append(f"{i % 7},{(i * 5) % 11},{'x[red]' if is_x == (site != '[b]') else 'y'},{site}")
     Path("table.csv").write_text("\n".join(rows))
     Path("mine.toml").write_text(
         '[data]\nfile = "table.csv"\ntarget = "label"\nclient = "site"\n[clients]\npartition = "column"\n'
-        '[model]\nname = "logistic"\n[train]\nrounds = 2\nparticipation = 1.0\nepochs = 1\nworkers = 0\n'
-        '[[methods]]\npreset = "ditto"\nname = "ditto [x]"\n'
+        '[model]\nname = "logistic"\n[train]\nrounds = 5\nparticipation = 1.0\nepochs = 5\nworkers = 0\n'
+        '[[methods]]\npreset = "ditto"\nname = "ditto [x]"\n[[methods]]\npreset = "fedavg"\n'
     )
     result = fedtilt("run", "mine.toml", "--out", "a[red]b")
     assert result.code == 0, result.err
     assert "run folder: a[red]b" in result.out
     assert "ditto [x]" in result.out
-    assert "a[red]b" in result.out
+    assert re.search(r"\[b\]: \d+ % \(\d+ to \d+\)", result.out)
     exported = fedtilt("export", "a[red]b", "--method", "ditto [x]", "--client", "0", "--to", "m.safetensors")
     assert exported.out.splitlines()[0].endswith("to m.safetensors")
 

@@ -10,6 +10,8 @@ import torch
 from sklearn import metrics as sk
 
 import fedtilt as ft
+from fedtilt.evaluation.threshold import Threshold
+from fedtilt.files import write_json
 from fedtilt.runs.predictions import read_or_predict
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
@@ -140,3 +142,19 @@ def test_a_result_without_a_folder_predicts_when_asked() -> None:
     mine = result.predictions.groupings["client"].codes == 1
     torch.testing.assert_close(result.predictions.probabilities[mine], expected)
     assert torch.equal(result.predictions.labels[mine], y)
+
+
+def test_the_threshold_of_a_run_decides_what_is_predicted(fedtilt, run_folder: Path) -> None:
+    found = read_or_predict(run_folder).by_method["fedavg"]
+    threshold = Threshold("3", float(found.probabilities[:, 3].quantile(0.8)), "f1")
+    write_json(run_folder / "seed-0/thresholds.json", {"thresholds": {"fedavg": threshold.to_json()}})
+    labels = (found.labels == 3).numpy()
+    result = fedtilt("metrics", "run", "--positive", "3", "--resamples", "0", "--csv", "out.csv")
+    assert result.code == 0, result.err
+    assert f"fedavg predicts {threshold.in_words()}" in " ".join(result.out.split())
+    with (run_folder.parent / "out.csv").open(newline="") as file:
+        rows = {(row["method"], row["metric"]): float(row["value"]) for row in csv.DictReader(file) if row["value"]}
+    predicted = threshold.classes(found.probabilities, found.class_names).numpy() == 3
+    assert rows["fedavg", "recall"] == pytest.approx(sk.recall_score(labels, predicted))
+    assert rows["fedavg", "precision"] == pytest.approx(sk.precision_score(labels, predicted))
+    assert rows["fedavg", "recall"] > sk.recall_score(labels, (found.probabilities.argmax(1) == 3).numpy())

@@ -124,6 +124,7 @@ NEUTRAL: dict[str, Option] = {
     "client momentum 0": Option(change=lambda m: dataclasses.replace(m, client_momentum=m.client_momentum + 0.0)),
     "autograd": Option({"backend": "autograd"}, is_exact=False),
     "stacked": Option({"backend": "stacked"}, is_exact=False),
+    "identity": Option({"transform": lambda x: x}),
 }
 
 

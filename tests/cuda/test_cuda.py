@@ -122,7 +122,9 @@ def test_every_backend_agrees_with_the_autograd_loop_on_the_cpu(name: str) -> No
     expected = train("autograd", model, *make_jobs(model))
     model.cuda()
     jobs, batches = make_jobs(model, device="cuda")
-    chosen = choose_backend(model, jobs, "cuda", sample=torch.zeros(1, *SHAPE, device="cuda")).name
+    chosen = choose_backend(
+        model, jobs, "cuda", sample=(torch.zeros(1, *SHAPE, device="cuda"), torch.zeros(1, dtype=torch.long))
+    ).name
     assert chosen == "stacked"
     for backend in dict.fromkeys(["autograd", chosen]):
         first, again = train(backend, model, jobs, batches), train(backend, model, jobs, batches)

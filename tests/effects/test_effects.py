@@ -52,8 +52,11 @@ def _files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     (folder / "half.csv").write_text("\n".join([columns, *rows[:40]]) + "\n")
     unlabelled = [row.replace(",0,", ",,", 1) for row in rows]
     (folder / "unlabelled.csv").write_text("\n".join([columns, *rows, *unlabelled]) + "\n")
-    messy = [f"{row};{['1.200', '950'][i % 2]};{'Aa'[i % 2]};{'Äü'[i % 3 % 2]}" for i, row in enumerate(rows)]
-    text = "\n".join([f"{columns};platelets;ward;city", *messy]).replace(",", ";") + "\n"
+    messy = [
+        f"{row};{['1.200', '950'][i % 2]};{'Aa'[i % 2]};{'Äü'[i % 3 % 2]};{-999 if i % 5 == 0 else i % 7}"
+        for i, row in enumerate(rows)
+    ]
+    text = "\n".join([f"{columns};platelets;ward;city;score", *messy]).replace(",", ";") + "\n"
     (folder / "messy.csv").write_bytes(text.encode("cp850"))
     (folder / "suspects.csv").write_text("row,label,looks_like\n" + "".join(_suspects(rows)))
     _write_images(folder / "images")
@@ -180,6 +183,7 @@ SEEN = {
     "data.folder": lambda spec, path: dataset_of(spec, 0),
     "train.backend": lambda spec, path: prepared_of(spec, 0).backend.name,
     "train.precision": lambda spec, path: prepared_of(spec, 0).settings.precision,  # without a GPU, refused
+    "train.micro_batch_size": lambda spec, path: prepared_of(spec, 0).backend.reasons,
     "train.workers": _in_executor,
     "train.stack_size": _in_executor,
     "train.cluster": lambda spec, path: train_settings_of(spec, 0).on_cluster,

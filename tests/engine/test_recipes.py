@@ -237,7 +237,10 @@ def test_focal_loss_of_a_certain_prediction_has_a_finite_gradient() -> None:
         ),
         ({"optimizer": {"name": "adam", "momentum": 0.9}}, "momentum = 0.9 of optimizer is not a setting of 'adam'"),
         ({"optimizer": {"momentum": 0.9}}, "optimizer needs name; choose one of sgd, adam, adamw"),
-        ({"optimizer": 3}, "optimizer must be a name, a table or an object, got 3"),
+        (
+            {"optimizer": 3},
+            "optimizer must be a name, a table or an object, or one of torch.optim, such as RMSprop, got 3",
+        ),
         ({"nesterov": True}, 'nesterov = True is a setting of an object now: write optimizer = { name = "sgd", mom'),
         ({"momentum": 1.0}, "momentum must be a number ≥ 0 and < 1, got 1.0"),
         ({"optimizer": {"name": "adam", "clip_norm": 0.0}}, "clip_norm must be a number > 0, got 0.0"),

@@ -10,7 +10,7 @@ from sklearn import metrics as sk
 from sklearn.calibration import calibration_curve
 
 from fedtilt.errors import InputError
-from fedtilt.evaluation.decision_metrics import METRICS, check_metrics
+from fedtilt.evaluation.decision_metrics import METRICS, check_metrics, metrics_for
 from fedtilt.evaluation.weighted_predictions import PredictedClasses, Weighted, reliability_curve
 
 Array = np.ndarray
@@ -81,7 +81,7 @@ REFERENCES = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if not metric.of_numbers])
+@pytest.mark.parametrize("name", metrics_for("classification"))
 @pytest.mark.parametrize("ties", [False, True], ids=["", "ties"])
 @pytest.mark.parametrize(("classes", "positive"), [(2, None), (2, 1), (5, None), (5, 3)])
 def test_against_scikit_learn(name: str, ties: bool, classes: int, positive: int | None) -> None:

@@ -6,7 +6,7 @@ import sklearn.metrics as sk
 import torch
 
 from fedtilt.errors import InputError
-from fedtilt.evaluation.decision_metrics import METRICS, NUMBER_METRICS
+from fedtilt.evaluation.decision_metrics import METRICS, metrics_for
 from fedtilt.evaluation.groups import Grouping
 from fedtilt.evaluation.metrics_frame import metrics_frame
 from fedtilt.evaluation.predictions import Predictions
@@ -26,7 +26,7 @@ def draw(samples: int = 200) -> PredictedNumbers:
     return PredictedNumbers(targets, targets + 20 * rng.normal(size=samples) + 5)
 
 
-@pytest.mark.parametrize("name", NUMBER_METRICS)
+@pytest.mark.parametrize("name", metrics_for("regression"))
 def test_against_scikit_learn(name: str) -> None:
     samples = draw()
     weights = np.random.default_rng(1).integers(0, 4, (5, 200)).astype(float)
@@ -55,7 +55,7 @@ def predictions() -> Predictions:
 def test_a_frame_has_values_intervals_and_gaps() -> None:
     found = predictions()
     frame = metrics_frame(found, by="sex", resamples=200)
-    assert list(frame.metrics) == list(NUMBER_METRICS)
+    assert list(frame.metrics) == list(metrics_for("regression"))
     rows = found.groupings["sex"].codes == 1
     y, p = found.numbers[rows].double(), found.outputs[rows]
     assert frame.group_estimates["m"]["rmse"].value == pytest.approx(sk.root_mean_squared_error(y, p))
@@ -70,7 +70,7 @@ def test_a_frame_has_values_intervals_and_gaps() -> None:
     ("settings", "message"),
     [
         ({"metrics": "auroc"}, "metric 'auroc' is not for numbers as targets; choose among mae, rmse, mean_error, r2"),
-        ({"positive": "1"}, "positive = '1' is for classes, and the targets are numbers; leave it out"),
+        ({"positive": "1"}, "positive = '1' is for classes, and the data has numbers as targets; leave it out"),
         ({"by": "class"}, "by = 'class' is unknown; choose among client, range, sex"),
     ],
 )

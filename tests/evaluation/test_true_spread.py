@@ -10,15 +10,17 @@ from torch import Tensor
 
 import fedtilt as ft
 from fedtilt.errors import InputError
-from fedtilt.evaluation.metrics import compute_metrics, sampling_variances, variance_beyond_chance
+from fedtilt.evaluation.metrics import compute_metrics, sampling_variances, scores_of, variance_beyond_chance
 from fedtilt.evaluation.true_spread import (
     TrueSpread,
     client_estimates,
     fairness_difference,
+    knows_variances,
     spread_of_differences,
     true_spread,
     true_spread_in_clients,
 )
+from fedtilt.report.compare import Worst
 
 SCENARIOS = {  # clients, range of their samples, mean and std of their true accuracies
     "images": (100, (92, 110), 0.987, 0.011),
@@ -95,7 +97,7 @@ def test_a_client_with_one_sample_has_the_variance_of_the_others_and_one_without
         found, torch.tensor([ones[0] / 10, sum(ones) / 2, math.nan, ones[1] / 10]).double(), equal_nan=True
     )
     unknown = compute_metrics(torch.tensor([[1], [0]]), torch.tensor([[1], [1]]))
-    assert math.isnan(unknown.beyond_chance)
+    assert unknown.beyond_chance is None
     assert "client_fairness_beyond_chance" not in unknown.by_name() | unknown.to_json()
 
 
@@ -225,6 +227,36 @@ def test_the_fairer_of_two_methods_is_found_beyond_chance_and_equal_ones_are_not
         assert fairness_difference(b, a, total).sign() == -1
         wrong += fairness_difference(b, c, total).sign() != 0
     assert wrong <= 0.07 * 200
+
+
+@pytest.mark.parametrize("columns", [3, 5])
+def test_scores_whose_samples_have_no_known_variance_have_none(columns: int) -> None:
+    """Of language and multilabel: the second sum is a share of tokens or labels, not a square."""
+    sums = torch.tensor([[[9.0, 2.0, 40.0, 3.0, 7.0]], [[1.0, 9.0, 50.0, 5.0, 9.0]], [[5.0, 5.0, 9.0, 2.0, 4.0]]])
+    sums, total = sums[..., :columns].double(), torch.tensor([[10], [10], [0]])
+    assert all(found.beyond_chance is None for found in compute_metrics(sums, total).all)
+    assert not any("beyond_chance" in key for key in compute_metrics(sums, total).by_name())
+    assert sampling_variances(sums, total).isnan().all()
+    assert not knows_variances(sums, total)
+    in_clients = true_spread_in_clients(sums.expand(3, 2, columns), total.expand(3, 2))
+    for spread in (true_spread(sums, total), in_clients):
+        assert all(map(math.isnan, spread[:7]))
+        assert (spread.clients, spread.is_beyond_chance) == (2, False)
+    assert fairness_difference(sums, sums / 2, total).sign() == 0
+    estimates = client_estimates(sums, total)
+    assert all(column.isnan().all() for column in estimates[:3])
+    for higher_is_better in (True, False):
+        assert estimates.worst(higher_is_better) is None
+    score = scores_of(sums)[0]
+    assert Worst.of(score, sums.sum(1), total.sum(1), ("a", "b", "c")) is None
+
+
+def test_errors_of_one_sample_per_client_have_none() -> None:
+    sums, total = torch.tensor([[[1.0, 1.0]], [[9.0, 81.0]], [[2.0, 4.0]]]).double(), torch.ones(3, 1).long()
+    assert math.isnan(true_spread(sums, total).estimate)
+    assert client_estimates(sums, total).worst(False) is None
+    assert compute_metrics(sums, total).beyond_chance is None
+    assert knows_variances(*errors(np.random.default_rng(0), 1.0)[:2])
 
 
 def test_a_result_has_them() -> None:

@@ -1,5 +1,6 @@
 """A server that wants more of a site than the project that the site's operator has allowed."""
 
+import json
 import logging
 import sys
 from pathlib import Path
@@ -7,12 +8,13 @@ from typing import Any
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from safetensors.torch import load_file
 
 import fedtilt as ft
 from fedtilt.flower import Task, client_app
 from fedtilt.flower.deploy.allowed_apps import ACCEPT_ALL
 from fedtilt.flower.server_settings import check_server_settings
-from tests.helpers.loopback import Deployment
+from tests.helpers.loopback import Deployment, LoopbackGrid
 
 ACCEPTED = ["train.rounds=5", "train.lr=0.1", "train.audit=true", "train.schedule=cosine", "train.backend=autograd",
             "methods.fedtilt.tau=-1.5", "seed=4"]  # fmt: skip
@@ -90,6 +92,65 @@ def test_the_operator_may_accept_all_settings(spec: Path, tmp_path: Path, flower
     )
     joined = {(message.metadata.dst_node_id - 100, reply.has_error()) for message, reply in grid.sent}
     assert joined == {(0, True), (1, False)}
+
+
+CLINIC = """
+name = "clinic"
+[data]
+file = "0.csv"
+target = "ill"
+drop = ["hiv"]
+[clients]
+count = 2
+[train]
+rounds = 1
+participation = 1.0
+[[methods]]
+preset = "ditto"
+mu = 0.1
+"""
+
+
+@pytest.fixture
+def clinic(tmp_path: Path, flower_identity: None) -> LoopbackGrid:
+    """Two sites with tables that have trained for a round; they leave out the column hiv, and declare groups."""
+    (tmp_path / "spec.toml").write_text(CLINIC)
+    rows = [f"{20 + n % 50},{'yn'[n % 2]},{'yn'[n % 3 > 0]},{'yn'[n % 5 > 1]}" for n in range(80)]
+    for site in (0, 1):
+        (tmp_path / f"{site}.csv").write_text("\n".join(["age,smokes,ill,hiv", *rows[site:]]) + "\n")
+    task = Task(spec=tmp_path / "spec.toml", table=lambda node: tmp_path / f"{node['partition-id']}.csv")
+    return Deployment(task, tmp_path).run(node_config={n: {"declare-groups": True} for n in (0, 1)})
+
+
+@pytest.mark.parametrize("kind", ["query", "train", "evaluate"])
+@pytest.mark.parametrize("role", ["target", "group", "weight", "split_time"])
+def test_a_server_may_not_choose_what_a_column_is(clinic: LoopbackGrid, kind: str, role: str) -> None:
+    """Otherwise sites would train to predict a column that the project leaves out, or declare counts of its groups."""
+    message = next(m for m, _ in clinic.sent if m.metadata.message_type == kind)
+    schema = json.loads(message.content["config"]["schema"])
+    changed = {**schema, role: ["hiv"] if role == "group" else "hiv"}
+    for of_server, is_accepted in ((schema, True), (changed, False)):
+        config = ConfigRecord({**message.content["config"], "schema": json.dumps(of_server)})
+        content = RecordDict({**message.content, "config": config})
+        (reply,) = clinic.send_and_receive([Message(content, dst_node_id=100, message_type=kind)])
+        said = "" if reply.has_error() else str(reply.content.config_records.get("config", {}).get("problem", ""))
+        assert (reply.has_error() or "other columns are the target" in said) != is_accepted
+
+
+def test_no_message_of_a_server_gets_a_personal_model(clinic: LoopbackGrid, tmp_path: Path) -> None:
+    """Every reply to every message, also with more in it than the project sends, has the shared model alone."""
+    (file,) = (tmp_path / "state/0").rglob("round-*.safetensors")
+    personal, replies = load_file(file)["personal"].numpy().tobytes(), []
+    for message, sent in [(m, r) for m, r in clinic.sent if m.metadata.dst_node_id == 100]:
+        more = {**message.content.config_records.get("config", {}), "send": "personal", "personal": True}
+        content = RecordDict({**message.content, "config": ConfigRecord(more)})
+        asked = Message(content, dst_node_id=100, message_type=message.metadata.message_type)
+        replies += [sent, *clinic.send_and_receive([asked])]
+    assert len(replies) == 2 * len(["query.summary", "query", "train", "evaluate"])
+    for reply in replies:
+        assert {*reply.content} <= {"arrays", "metrics", "config", "constants"}
+        for array in [array for record in reply.content.array_records.values() for array in record.values()]:
+            assert array.numpy().tobytes() not in personal
 
 
 def test_names_and_paths_in_a_message_stay_inside_the_sites_folder(

@@ -123,3 +123,23 @@ def test_other_initial_values_that_the_server_sends_do_not_matter(spec: Path, tm
     Deployment(task, tmp_path).run(set="train.rounds=1")
     a, b = (RunFolder(home / "run/seed-0").latest().shared for home in (tmp_path, tmp_path / "other"))
     torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_sites_augment_their_batches_as_the_simulator_does(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_noise.py").write_text(
+        "import torch\n\ndef noise(x):\n    return x + 0.3 * torch.randn(x.shape)\n\ndef same(x):\n    return x\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    shared = {}
+    for name in ("noise", "same", ""):
+        settings = f"train.transform=own_noise:{name}" if name else "train.lr=0.1"
+        run_spec(load(spec, overrides=[*settings.split(), "train.screen=3"]), tmp_path / f"simulated {name}")
+        Deployment(Task(spec=spec), tmp_path / name).run(set=settings)
+        folders = tmp_path / f"simulated {name}/seed-0", tmp_path / name / "run/seed-0"
+        simulated, deployed = (RunFolder(folder).latest().server["fedtilt"] for folder in folders)  # type: ignore
+        assert torch.equal(simulated["parameters"], deployed["parameters"])
+        shared[name] = deployed["parameters"]
+    assert torch.equal(shared["same"], shared[""])
+    assert not torch.equal(shared["noise"], shared[""])

@@ -19,7 +19,7 @@ from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import Diverged
 from fedtilt.files import read_json
-from fedtilt.flower import FedTiltStrategy, RoundPolicy
+from fedtilt.flower import RoundPolicy, SiteStrategy
 from fedtilt.flower.membership import Membership
 from fedtilt.flower.message_fields import decode_model, encode_model
 from fedtilt.flower.messages import encode_failure, encode_join_reply, encode_train_reply
@@ -61,11 +61,11 @@ def trained_model(site: int) -> Tensor:
 
 def round_one(
     method: ft.Method | None = None, policy: RoundPolicy | None = None, participation: float = 1.0
-) -> tuple[FedTiltStrategy, dict[int, Message], dict[int, Message]]:
+) -> tuple[SiteStrategy, dict[int, Message], dict[int, Message]]:
     """A strategy that waits for the replies of round 1; its messages and valid replies, by site."""
     settings = TrainSettings(participation=participation, rounds=1)
     method = method or ft.fedavg(weighting="samples")
-    strategy = FedTiltStrategy(method, PARTS, INFO, settings=settings, policy=policy)
+    strategy = SiteStrategy(method, PARTS, INFO, settings=settings, policy=policy)
     grid = ThreeNodes()
     strategy.membership.wait_and_join(grid)
     arrays = encode_model(PARTS, {"parameters": PARTS.initial})
@@ -427,4 +427,4 @@ def test_an_exception_on_a_site_goes_only_to_its_log(deployment: Deployment, cap
 
 def test_a_step_size_that_diverges_is_rejected_at_once() -> None:
     with pytest.raises(ft.InputError, match="diverges"):
-        FedTiltStrategy(ft.ditto(3.0), PARTS, INFO, settings=TrainSettings(lr=1.0))
+        SiteStrategy(ft.ditto(3.0), PARTS, INFO, settings=TrainSettings(lr=1.0))

@@ -1,16 +1,20 @@
 """The page of two runs says what changes from one to the other."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedtilt import report
+from fedtilt.evaluation.metrics import BEYOND_CHANCE
+from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.statistics import paired_difference
 from fedtilt.report.differences import differences
-from fedtilt.report.run_reader import read_run
-from fedtilt.report.tables import format_interval
+from fedtilt.report.page import build_page
+from fedtilt.report.run_reader import Run, SeedRun, read_run
+from fedtilt.report.tables import as_csv, format_interval
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
 
@@ -61,3 +65,31 @@ def test_the_page_shows_them_for_two_runs_only(run_folder: Path, other_run: Path
     assert "The runs have the same settings and data." in same
     one = report.write([run_folder], tmp_path / "one.html").read_text()
     assert "What changes from" not in one
+
+
+def of_an_older_version(run: Run) -> Run:
+    """Its rounds have no fairness beyond chance."""
+
+    def without(found: RoundMetrics) -> RoundMetrics:
+        return RoundMetrics.from_json(
+            json.loads(re.sub(rf', "{BEYOND_CHANCE}": [^,}}]+', "", json.dumps(found.to_json())))
+        )
+
+    def history(seed_run: SeedRun) -> dict:
+        return {method: [(r, without(found)) for r, found in rounds] for method, rounds in seed_run.history.items()}
+
+    return replace(run, seed_runs=tuple(replace(s, history=history(s)) for s in run.seed_runs))
+
+
+@pytest.mark.parametrize("old_first", [True, False])
+def test_with_a_run_of_an_older_version_only_columns_of_both_are_shown(
+    run_folder: Path, tmp_path: Path, old_first: bool
+) -> None:
+    run = read_run(run_folder)
+    runs = [of_an_older_version(run), run] if old_first else [run, of_an_older_version(run)]
+    assert BEYOND_CHANCE not in {metric.key for metric in differences(*runs).metrics}
+    header, *rows = as_csv(runs, [{}, {}]).splitlines()
+    assert BEYOND_CHANCE not in header
+    assert len({line.count(",") for line in (header, *rows)}) == 1
+    both, new = (build_page(found, [{}] * len(found), tmp_path) for found in (runs, [run]))
+    assert both.count(">beyond chance") == new.count(">beyond chance") > 0  # in the tables of the new run alone

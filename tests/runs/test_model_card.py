@@ -91,8 +91,9 @@ def test_a_model_of_numbers_has_errors_and_no_certificate(tmp_path: Path) -> Non
     federation = ft.Federation.build(data, seed=0)
     result = ft.run([ft.fedavg()], federation, ft.models.mlp, out=tmp_path / "run", **SETTINGS)
     text, found = card(tmp_path / "run", "fedavg"), result["fedavg"]
-    mae = found.sums[1].sum(0)[0] / found.total[1].sum()
-    assert f"| south | {mae:.4g} | {int(found.total[1].sum())} |" in text
+    samples = found.total[1].sum()
+    mae, mse = found.sums[1].sum(0) / samples
+    assert f"| south | {mae:.4g} | {mse.sqrt():.4g} | {int(samples)} |" in text
     assert "Certificate" not in text
 
 

@@ -47,7 +47,7 @@ def choose(model: nn.Module, device: str = "cpu", backend: str = "auto", **setti
     start = models.parameters_to_vector(model)
     job = LocalJob(start=start, anchor=start, prox=0.0, tau=0.0, lam=0.0, lr=0.1)
     changes = {key: settings.pop(key) for key in ("optimizer", "loss", "buffer_names") if key in settings}
-    sample = torch.zeros(1, *SHAPE)
+    sample = torch.zeros(1, *SHAPE), torch.zeros(1, dtype=torch.long)
     return choose_backend(model, [job, replace(job, **changes)], device, backend, sample, **settings)
 
 

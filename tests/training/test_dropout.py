@@ -1,12 +1,14 @@
 """Dropout from keyed masks: torch's distribution, and the same values in every backend, stack and order."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import fedtilt as ft
 from fedtilt import models
 from fedtilt.training import BACKENDS
 from fedtilt.training.dropout import keyed_dropout
@@ -100,3 +102,24 @@ def test_a_stack_of_any_width_drops_what_the_loop_drops(model: Callable[[], nn.M
         moved = (reference.parameters - job.start).norm()
         assert (one.parameters - reference.parameters).norm() <= 1e-4 * moved
         assert (other.parameters - reference.parameters).norm() <= 1e-4 * moved
+
+
+def small_net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 10))
+
+
+@pytest.mark.parametrize("backend", ["autograd", "stacked"])
+def test_a_run_with_dropout_is_bit_identical_for_any_stack_workers_and_resume(backend: str, tmp_path: Path) -> None:
+    fed = ft.Federation.build(ft.data.load("digits"), clients=4, partition="iid", max_train=30)
+    settings = {"participation": 1.0, "epochs": 1, "lr": 0.1, "device": "cpu", "backend": backend}
+    others = [{"stack_size": 1}, {"stack_size": 3}] if backend == "stacked" else [{"workers": 2}, {"workers": 0}]
+
+    def trained(rounds: int = 3, **keywords: object) -> list[Tensor]:
+        found = ft.run([ft.ditto(0.1)], fed, small_net, rounds=rounds, **settings, **keywords)["ditto"]
+        return [p.detach() for m in (found.shared, *map(found.personal, range(4))) for p in m.parameters()]
+
+    expected = trained()
+    for keywords in others:
+        assert all(map(torch.equal, trained(**keywords), expected)), keywords
+    trained(rounds=1, out=tmp_path / "run")
+    assert all(map(torch.equal, trained(out=tmp_path / "run"), expected))

@@ -14,7 +14,6 @@ from fedtilt.losses import CrossEntropy, Focal
 from fedtilt.optimizers import SGD, Optimizer
 from fedtilt.runs import spec_run
 from fedtilt.training import Batches, LocalJob, choose_backend, make_batches, native
-from fedtilt.training.stacked import compilation
 from tests.helpers.callbacks import Calls
 
 needs_kernel = pytest.mark.skipif(
@@ -220,20 +219,28 @@ def test_a_folder_writable_by_others_is_rejected(empty_cache: Path, tmp_path: Pa
         compiler.compile_library(write_source(tmp_path, 7))
 
 
-def test_torch_reads_no_cache_that_others_can_write(
-    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("variable", "name"), [("TORCHINDUCTOR_CACHE_DIR", "torch"), ("TRITON_CACHE_DIR", "triton")])
+def test_torch_and_triton_read_no_cache_that_others_can_write(
+    variable: str, name: str, empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It unpickles what it finds; its default is a folder in /tmp with a name that others can guess."""
-    shared = empty_cache.with_name("torch")
-    for mode, is_used in ((0o700, True), (0o777, False)):
+    """They run what they find; torch's default is a folder in /tmp with a name that others can guess."""
+    for each in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(each, str(tmp_path))  # restored afterwards
+    shared = empty_cache.with_name(name)
+    for mode, is_used in ((0o700, True), (0o777, False), (0o770, False)):
         shared.mkdir(parents=True, exist_ok=True)
         shared.chmod(mode)
-        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
-        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-        compilation._set_cache_folder()
-        folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        monkeypatch.delenv(variable)
+        compiler.use_private_caches()
+        folder = Path(os.environ[variable])
         assert (folder == shared) == is_used
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    monkeypatch.setenv(variable, str(shared))
+    with pytest.raises(ft.InputError, match=f"{variable} = {shared} is a folder that others can write"):
+        compiler.use_private_caches()
+    shared.chmod(0o755)
+    compiler.use_private_caches()
+    assert os.environ[variable] == str(shared)
 
 
 @needs_kernel

@@ -302,7 +302,8 @@ def test_a_compiled_step_is_the_same_and_is_found_in_the_cache(tmp_path: Path, m
     """As on CUDA, where every step is compiled."""
     from torch._dynamo.utils import counters
 
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(variable, str(tmp_path))
     layers = nn.Flatten(), nn.Linear(64, 6, bias=False), nn.BatchNorm1d(6), nn.Linear(6, CLASSES)
     model = models.build(lambda: nn.Sequential(*layers), SHAPE, CLASSES, seed=3)
     model[3].bias.requires_grad_(False)

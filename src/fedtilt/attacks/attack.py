@@ -141,10 +141,11 @@ class AttackedFederation(Federation):
         """The federation with attackers, chosen by the seed."""
         attackers = attack.attackers(federation.client_names, seed)
         target = attack.target
+        if attack.kind in POISONING and federation.target is not None:
+            words = federation.target.words
+            raise InputError(f"attack.kind = {attack.kind!r} changes classes, and the data has {words}")
         if attack.kind in POISONING and federation.classes < 2:
             raise InputError(f"attack.kind = {attack.kind!r} needs two classes or more, and the data has one")
-        if attack.kind in POISONING and federation.dataset.task != "classification":
-            raise InputError(f"attack.kind = {attack.kind!r} changes classes, and the data has numbers as targets")
         if attack.kind == "backdoor" and not federation.image:
             raise InputError(f"attack.kind = 'backdoor' needs images, and {federation.dataset.name!r} has none")
         if target is not None and target not in federation.class_names:

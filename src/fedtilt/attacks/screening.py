@@ -22,8 +22,9 @@ bounds what one client can do, whatever the aggregation rule and the components 
     losses      With the losses in descending order L_0 ≥ L_1 ≥ …, one above L_f + k · (L_f − the least) and above
                 k/2 · L_f counts as L_f.
 
-A robust rule compares the updates itself: before one they are named, or rejected, but not clipped. At most f clients
-of a round are rejected: `bad_share` of the method, or less than a third. The thresholds are those at which honest
+A robust rule compares the updates itself: before one they are named, or rejected, but not clipped, as long as fewer are
+rejected than the rule tolerates. At most f clients of a round are rejected: `bad_share` of the method, or less than a
+third; a rule with `bad_share` excludes that many less. The thresholds are those at which honest
 clients were practically never rejected: `python -m benchmarks.screening`. Screening does not protect from a majority,
 or from clients that stay within these bounds: use a robust rule against those.
 """
@@ -75,7 +76,7 @@ def tolerated_count(bad_shares: Sequence[float], selected: int) -> int:
 
 def screen(
     server: Tensors, updates: Mapping[int, ClientUpdate], k: float, slot: Tensors, *, clients: int | None = None,
-    bad: int | None = None, trusted: Sequence[str] = (), robust: bool = False,
+    bad: int | None = None, trusted: Sequence[str] = (), tolerated: int = 0,
 ) -> Screened:  # fmt: skip
     """Reject or bound what stands out.
 
@@ -87,7 +88,7 @@ def screen(
         clients: how many there are; None: up to the last of these
         bad: how many may be rejected; None: less than a third
         trusted: names of tensors that are not screened
-        robust: whether a robust rule follows: it compares the updates itself, which are named and not clipped
+        tolerated: how many bad updates the rule that follows tolerates; if fewer are rejected, none is clipped
     """
     names = sorted(updates)
     bad = min(bad if bad is not None else tolerated_count((), len(names)), max(0, len(names) - 2))
@@ -96,12 +97,12 @@ def screen(
     # float64: the square of 3e38 is beyond float32
     steps = torch.stack([updates[client].parameters.double() - received for client in names])  # (C, S)
     earlier = slot.get("lengths", torch.zeros(0)).double().cpu()
-    population = max(names) + 1 if clients is None else clients
-    slot = {"agreement": torch.zeros(population, 3).double(), "suspected": torch.zeros(population), **slot}
+    population = max(max(names) + 1 if clients is None else clients, len(slot.get("suspected", ())))
+    rows = {"agreement": torch.zeros(population, 3).double(), "suspected": torch.zeros(population)}
+    for name in rows.keys() & slot.keys():  # clients may have joined since the last round
+        rows[name][: len(slot[name])] = slot[name]
+    slot = {**slot, **rows}
     agreement, suspected = _agreement(slot, names, steps)
-    steps, lengths = state.bound("an update", steps, earlier, by_distance=True, done="" if robust else ": clipped")
-    if not robust:
-        state.replace("parameters", received + steps)
     state.suspects = {n: float(agreement[n, 0] / agreement[n, 1]) for n in names if suspected[n]}
     _screen_buffers(state, server, updates)
     for tensor in sorted({name for u in updates.values() for name in u.tensors if name not in trusted}):
@@ -109,7 +110,10 @@ def screen(
         by_distance = sent[0].shape == received.shape
         sent, _ = state.bound(f"{tensor.partition('.')[2]!r}", sent, by_distance=by_distance)
         state.replace(tensor, sent)
+    steps, lengths = state.bound("an update", steps, earlier, by_distance=True)
     rejected = state.rejected()
+    if len(rejected) >= tolerated:
+        state.replace("parameters", received + steps)
     accepted = {client: update for client, update in state.updates.items() if client not in rejected}
     accepted = state.bound_samples(state.bound_losses(accepted))
     kept = lengths[[client not in rejected for client in names]]
@@ -130,9 +134,8 @@ class _Round:
         self.suspects: dict[int, float] = {}  # client → its agreement with the others
 
     def bound(
-        self, what: str, vectors: Tensor, earlier: Tensor | None = None, *, by_distance: bool = False,
-        done: str = ": clipped",
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self, what: str, vectors: Tensor, earlier: Tensor | None = None, *, by_distance: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """The vectors (C, …), none longer or farther from the others than allowed; and their lengths as sent."""
         flat = vectors.reshape(len(vectors), -1)
         lengths = flat.norm(dim=1).cpu()
@@ -144,7 +147,7 @@ class _Round:
         for client, length, factor in zip(self._clients, lengths.tolist(), scale.tolist(), strict=True):
             times = length / reference if reference else torch.inf
             if factor < 1:
-                self._change(client, f"sent {what} {times:.3g} times as long as the median{done}")
+                self._change(client, f"sent {what} {times:.3g} times as long as the median")
             if times > GROSS * self._k and factor < 1 and times > self._gross.get(client, (0.0, ""))[0]:
                 self._gross[client] = times, f"sent {what} {times:.3g} times as long as the median"
             if earlier is not None and length < _UNCHANGED * reference:
@@ -152,7 +155,7 @@ class _Round:
         if self._changed:
             flat = flat * scale.to(flat)[:, None]
         if by_distance and len(flat) >= _LEAST_FOR_DISTANCES:
-            flat = self._bound_distances(what, flat, done, to_centre=earlier is None)
+            flat = self._bound_distances(what, flat, to_centre=earlier is None)
         return flat.reshape(vectors.shape), lengths
 
     def _reference(self, lengths: Tensor, earlier: Tensor | None) -> float | None:
@@ -166,7 +169,7 @@ class _Round:
         longest = lengths.sort(descending=True).values[min(max(1, self._bad), len(lengths) - 1)]
         return float(lengths.median()) or float(longest)
 
-    def _bound_distances(self, what: str, vectors: Tensor, done: str, *, to_centre: bool) -> Tensor:
+    def _bound_distances(self, what: str, vectors: Tensor, *, to_centre: bool) -> Tensor:
         """The vectors, those that are too far moved back; `to_centre`, all that stand out become the centre."""
         matrix = (vectors @ vectors.T).cpu()
         centre = geometric_median_weights(matrix, torch.full((len(matrix),), 1 / len(matrix), dtype=torch.float64))
@@ -176,7 +179,7 @@ class _Round:
         for client, distance in zip(self._clients, distances.tolist(), strict=True):
             if distance > self._k * median > 0:
                 times = distance / median
-                self._change(client, f"sent {what} {times:.3g} times as far from the others as the median{done}")
+                self._change(client, f"sent {what} {times:.3g} times as far from the others as the median")
         if not self._changed:
             return vectors
         share = torch.where(distances > self._k * median, median / distances.clamp_min(_TINY), 1.0)
@@ -194,6 +197,7 @@ class _Round:
         for client, vector in zip(self._clients, vectors, strict=True):
             if client not in self._changed:
                 continue
+            self.bounded[client][-1] += ": clipped"
             update = self.updates[client]
             if name in ("parameters", "buffers"):
                 self.updates[client] = update._replace(**{name: vector.to(getattr(update, name).dtype)})

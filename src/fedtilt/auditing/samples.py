@@ -186,7 +186,8 @@ def audit_samples(method: str, client_states: ClientStates, federation: Federati
         federation: their data
     """
     if federation.target is not None:
-        raise InputError("an audit finds wrong labels, and the targets are numbers; there is none for this run")
+        words = federation.target.words
+        raise InputError(f"an audit finds wrong labels, and the data has {words}; there is none for this run")
     found = {c: Collected.of(client_states.get((method, c))) for c in range(federation.clients)}
     collected = {client: entry for client, entry in found.items() if entry is not None}
     if not collected:

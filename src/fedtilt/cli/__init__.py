@@ -21,8 +21,8 @@ from fedtilt.errors import InputError, InputWarning
 from fedtilt.version import __version__
 
 _COMMANDS = (
-    "run", "tune", "init", "resume", "list", "report", "audit", "metrics", "methods", "export", "predict", "check",
-    "data", "deploy",
+    "run", "tune", "init", "resume", "list", "report", "audit", "metrics", "methods", "export", "predict", "forget",
+    "check", "data", "deploy",
 )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """`fedtilt deploy`: the same method on a real Flower federation, from a new project to a local cluster."""
 
+import contextlib
 import os
 import tomllib
 from collections.abc import Sequence
@@ -44,6 +45,9 @@ def up(
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys.")] = False,
     site: Annotated[int | None, typer.Option(metavar="SITE", help="Restart this site of a running cluster.")] = None,
+    page: Annotated[
+        bool, typer.Option("--page", help="Serve a page with the state of the runs, on this machine, until Ctrl-C.")
+    ] = False,
     allow_root: AllowRoot = False,
 ) -> None:
     """Start a local cluster: a SuperLink and a SuperNode per site on this machine, over TLS, with registered keys.
@@ -57,6 +61,8 @@ def up(
     check_project(project)
     _check_user("up", allow_root)
     if site is not None:
+        if page:
+            raise InputError("--page is for a whole cluster; leave it out to restart a site")
         _restart_site(project, site, node_config or [], insecure)
         return
     sites = load(project / "spec.toml").clients.count
@@ -70,6 +76,17 @@ def up(
     verb = "is" if sites == 1 else "are"
     echo(f"up     {plural(sites, 'site')} {verb} connected to 127.0.0.1:{cluster.port} {security}")
     echo(f"next   fedtilt deploy run {project}")
+    if page:
+        _serve_page(project, cluster.runs_folder)
+
+
+def _serve_page(project: Path, runs: Path) -> None:
+    from fedtilt.cli.deploy_page import StatusServer
+
+    with StatusServer(project.resolve().name, runs) as server:
+        echo(f"page   {server.url} until Ctrl-C; the cluster then stays up")
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 def _restart_site(project: Path, site: int, node_config: Sequence[str], insecure: bool) -> None:

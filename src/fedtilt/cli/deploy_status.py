@@ -49,14 +49,15 @@ def _print_status(project: Path) -> bool:
     for folder in sorted(folders.glob("*/")):
         if (found := run_status(folder)) is None:
             continue
-        _print_run(found)
+        echo("\n  ".join(run_lines(found)))
         if rounds := kept_rounds(folder):
             echo(f"  --back-to can be {rounds}")
         is_training |= is_up and not found.is_finished and found.stopped is None
     return is_training
 
 
-def _print_run(run: "RunStatus") -> None:
+def run_lines(run: "RunStatus") -> list[str]:
+    """A run in a few lines: its state, its last metrics, and each of its sites."""
     state = f"round {run.round} of {run.rounds}"
     if run.is_finished:
         state += ", finished"
@@ -65,14 +66,13 @@ def _print_run(run: "RunStatus") -> None:
     else:
         left = "" if run.seconds_left is None else f", about {_duration(run.seconds_left)} left"
         state += f"{left}, last recorded {_duration(run.idle_seconds)} ago"
-    echo(f"{run.name}: {state}")
+    lines = [f"{run.name}: {state}"]
     if run.metrics is not None:
         round, metrics = run.metrics
         shown = {key: metrics[key] for key in ("accuracy", "mae", "client_fairness", "worst") if key in metrics}
         text = "  ".join(f"{key.replace('_', ' ')} {value:.2f}" for key, value in shown.items())
-        echo(f"  after round {round}: {text}")
-    for site, text in run.sites.items():
-        echo(f"  site {site}: {text}")
+        lines.append(f"after round {round}: {text}")
+    return lines + [f"site {site}: {text}" for site, text in run.sites.items()]
 
 
 def _print_processes(cluster: "LocalCluster") -> bool:

@@ -9,13 +9,18 @@ from fedtilt.cli.console import echo
 from fedtilt.errors import InputError
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.runs.export import export_of
-from fedtilt.runs.model_card import write_export
+from fedtilt.runs.model_card import write_export, write_hub_folder
 from fedtilt.runs.trained_run import read_trained_run
 
 
 def export(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder, or a site's state folder.")],
-    to: Annotated[Path, typer.Option(help="The file to write, such as model.safetensors or model.onnx.")],
+    to: Annotated[
+        Path,
+        typer.Option(
+            help="The file to write, such as model.safetensors or model.onnx, or a new folder for the Hugging Face Hub."
+        ),
+    ],
     method: Annotated[
         str | None, typer.Option(help="The method that trained the model (default: the only one).")
     ] = None,
@@ -47,11 +52,11 @@ def export(
 
     The metadata of the file says how to build the model and its input: fedtilt predict needs nothing else. An ONNX file
     is written only if ONNX Runtime gives the same answers as PyTorch. In the state folder of a site, it is the site's
-    own model.
+    own model. A name without a suffix is a new folder with the model, its settings and the card as README.md.
     """
     if model is not None and to.suffix != ".onnx":
         raise InputError(f"--model {model} has no effect: {to} has the weights alone; remove it")
-    if to.suffix not in (".safetensors", ".onnx"):
+    if to.suffix not in (".safetensors", ".onnx", ""):
         raise InputError(f"--to {to} ends neither in .safetensors nor in .onnx, the formats that are written")
     if to.suffix == ".onnx" and trained_only:
         raise InputError(
@@ -61,7 +66,13 @@ def export(
     exported = export_of(run, method, client, trained_only=trained_only)
     if threshold is not None:
         exported = exported.with_threshold(Threshold.from_text(threshold))
-    card, difference = write_export(run, exported, to, model, force=force)
+    card, difference = to / "README.md", None
+    if to.suffix:
+        card, difference = write_export(run, exported, to, model, force=force)
+    elif force:
+        raise InputError(f"--force has no effect on a folder: {to} must be new or empty; remove the option")
+    else:
+        write_hub_folder(run, exported, to)
     checked = "" if difference is None else f"; ONNX Runtime differs from PyTorch by {difference:.1g} at most"
     whose = "shared model"
     if exported.client is not None:

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from fedtilt.cli.console import Console, echo, escape, fits, text_table
-from fedtilt.data.groups import CLASS, in_words
+from fedtilt.data.groups import in_words
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.decision_metrics import METRICS
 from fedtilt.evaluation.intervals import NO_SAMPLES, Estimate
@@ -20,7 +20,9 @@ from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.true_spread import client_estimates, true_spread, true_spread_in_clients
 from fedtilt.files import write_bytes
+from fedtilt.report.run_reader import read_thresholds
 from fedtilt.runs.predictions import read_or_predict
+from fedtilt.storage.provenance import seed_folder
 from fedtilt.text_tables import csv_text
 
 _MAX_ROWS = 40  # groups in a table
@@ -54,14 +56,21 @@ def metrics(
     Without --by: all test samples together, a column per method. With --by: a table per method.
     """
     run = read_or_predict(folder, method or [], seed)
+    thresholds = read_thresholds(seed_folder(folder, run.seed))
     frames = {
-        name: metrics_frame(predictions, metric, by=by, positive=positive, confidence=confidence, resamples=resamples)
+        name: metrics_frame(
+            predictions, metric, by=by, positive=positive, confidence=confidence, resamples=resamples,
+            threshold=thresholds.get(name),
+        )
         for name, predictions in run.by_method.items()
-    }
+    }  # fmt: skip
     first = next(iter(run.by_method.values()))
     console = Console()
     about = f", class {escape(positive)} against all others" if positive is not None else ""
     console.print(f"{len(first.labels):,} test samples, seed {run.seed}, after round {run.round}{about}")
+    for name in frames:
+        if name in thresholds:
+            console.print(escape(f"{name} predicts {thresholds[name].in_words()}"))
     if by is None:
         console.print(_fitting(console.width, partial(_overall_table, frames)))
     for name, frame in frames.items() if by is not None else ():
@@ -72,9 +81,9 @@ def metrics(
         for line in _missing(frame):
             console.print(f"[dim]{escape(line)}[/]")
     console.print(f"[dim]in brackets: {100 * confidence:g} % intervals[/]")
-    grouping = CLASS if by in (None, CLIENT) else by
+    grouping = first.label_group if by in (None, CLIENT) else by
     for name, predictions in run.by_method.items() if first.numbers is None else ():
-        certificate = Certificate(*predictions.counts(grouping), confidence, grouping)
+        certificate = Certificate.of(*predictions.counts(grouping), confidence, grouping)
         console.print(escape(f"{name}: {certificate}; {certificate.about_unseen}"))
     for name, predictions in run.by_method.items():
         for line in _beyond_chance(predictions, by, confidence):
@@ -85,8 +94,11 @@ def metrics(
 
 
 def _beyond_chance(predictions: Predictions, by: str | None, confidence: float) -> Iterator[str]:
-    """The spread of the true scores over clients, over groups and in clients; by client, those off the mean."""
-    grouping = next(name for name in predictions.groupings if name != CLIENT) if by in (None, CLIENT) else by
+    """The spread of the true scores over clients, over groups and in clients; by client, those off the mean.
+
+    Without a line where it is unknown.
+    """
+    grouping = predictions.label_group if by in (None, CLIENT) else by
     sums, total = predictions.counts(grouping)
     score = scores_of(sums)[0]
     spreads = {"clients": true_spread(sums, total, confidence)}
@@ -95,14 +107,14 @@ def _beyond_chance(predictions: Predictions, by: str | None, confidence: float) 
         spreads[what] = true_spread(sums.sum(0)[:, None], total.sum(0)[:, None], confidence)
         spreads[f"the {what} of a client"] = true_spread_in_clients(sums, total, confidence)
     for what, spread in spreads.items():
-        if spread.clients > 1:
+        if spread.clients > 1 and not math.isnan(spread.estimate):
             observed, chance, moments, estimate, low, high = (f"{value:.4g}" for value in spread[:6])
             yield (
                 f"std of the {score.title} over {what} {observed} {score.spread_unit}".rstrip()
                 + f", {chance} by chance; of the true {score.title} {estimate} [{low}, {high}], {moments} by moments"
             )
-    if by == CLIENT:
-        found, names = client_estimates(sums, total, confidence), predictions.groupings[CLIENT].names
+    found, names = client_estimates(sums, total, confidence), predictions.groupings[CLIENT].names
+    if by == CLIENT and not math.isnan(found.mean):
         for side, chosen in (("below", found.high < found.mean), ("above", found.low > found.mean)):
             clients = [
                 f"{names[i]} {score.text(float(found.estimate[i]), 1)} [{found.low[i]:.1f}, {found.high[i]:.1f}]"

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from fedtilt.cli.console import escape, fits, plural, text_table
 from fedtilt.data.groups import in_words
-from fedtilt.evaluation.metrics import ACCURACY, SCORES
+from fedtilt.evaluation.metrics import ACCURACY, SCORES, others_of
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.report import compare
 from fedtilt.report.compare import Cell, GroupTable, Metric, Worst, comparison_cells, overview_metrics
@@ -25,10 +25,11 @@ def comparison_table(run: Run, width: int) -> Group:
     """
     metrics = overview_metrics(run)
     cells = comparison_cells(compare.comparison_table(run, "evaluated"), metrics)
-    worst = {method: worst_texts(run, method) for method in run.methods}
-    full = text_table(["method"], [*map(_title, metrics), "fails most\nclient", f"\n{escape(run.group)}"])
+    worst = {method: worst_texts(run, method) for method in run.methods} if compare.knows_chance(run) else {}
+    fails = ["fails most\nclient", f"\n{escape(run.group)}"] if worst else []
+    full = text_table(["method"], [*map(_title, metrics), *fails])
     for method, row in cells.items():
-        full.add_row(escape(method), *_texts(row), *(text or "none" for text in worst[method]))
+        full.add_row(escape(method), *_texts(row), *(text or "none" for text in worst.get(method, ())))
     _add_baselines(full, run, metrics)
     if fits(full, width):
         return Group(full)
@@ -100,6 +101,13 @@ def _group_table(found: GroupTable, metrics: Sequence[Metric]) -> Table:
     return table
 
 
+_ABOUT_SCORES = {  # by the main score
+    "mae": "errors on a client's test data in the unit of the target",
+    "loss": "of a client's samples, each the mean over its tokens; perplexity is the exponential of the loss",
+    "label_accuracy": "% of right labels, of samples with all labels right, and F1 over all labels, of a client",
+}
+
+
 def legend(run: Run) -> Table:
     """The meaning of the columns, which models are evaluated, and what limits the numbers."""
     seed_run, score = run.compared[0], run.score
@@ -114,13 +122,17 @@ def legend(run: Run) -> Table:
         random = f"a random ranking has {int(labels.bincount(minlength=2).min()) / len(labels):.3f}"
         lines = {"AUPRC": f"average precision of class {escape(rare)} on all test samples; {random}"} | lines
     if score is not ACCURACY:
-        lines = {"MAE, RMSE": "errors on a client's test data in the unit of the target, mean over clients"}
+        titles = ", ".join(each.title for each in (score, *others_of(score)))
+        lines = {titles: f"{_ABOUT_SCORES[score.name]}, mean over clients"}
     lines |= {
         "client fairness": f"std{of_score} over clients; lower is fairer",
-        "beyond chance": escape(fairness_beyond_chance(run)),
         "client data fairness": f"std{of_score} over a client's {escape(in_words(run.group))}, mean over clients",
-        "fails most": "its 95 % interval is worse than the mean, shrunk towards it; none: chance explains the rest",
     }
+    if beyond_chance := fairness_beyond_chance(run):
+        lines |= {
+            "beyond chance": escape(beyond_chance),
+            "fails most": "its 95 % interval is worse than the mean, shrunk towards it; none: chance explains the rest",
+        }
     if len(run.compared) > 1:
         lines["±"] = f"std over {len(run.compared)} seeds"
     lines["evaluated"] = "; ".join(f"{', '.join(names)}: {kind}" for kind, names in kinds.items() if names)
@@ -147,6 +159,7 @@ def _baselines_text(run: Run) -> str:
         "local": "local: every client alone, with as many steps",
         "majority": "majority: the same class for all",
         "mean": "mean: the same number for all",
+        "frequencies": "frequencies: as often as in the training data, for all",
     }
     texts = [text for name, text in meanings.items() if name in run.baselines]
     if any(name.startswith("pooled") for name in run.baselines):

@@ -17,3 +17,6 @@ from fedtilt.data.tables.schema import Column as Column
 from fedtilt.data.tables.schema import Schema as Schema
 from fedtilt.data.tables.table import table as table
 from fedtilt.data.tables.table import transform as transform
+from fedtilt.data.targets import LabelTarget as LabelTarget
+from fedtilt.data.targets import NumericTarget as NumericTarget
+from fedtilt.data.targets import TokenTarget as TokenTarget

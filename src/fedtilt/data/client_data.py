@@ -13,7 +13,7 @@ from fedtilt.data.groups import CLASS, GroupColumn
 from fedtilt.data.inputs import Inputs, Shape, concatenate, take, to_device
 from fedtilt.data.naming import client_number
 from fedtilt.data.outliers import Outliers, apply
-from fedtilt.data.targets import RANGE, NumericTarget
+from fedtilt.data.targets import Target
 from fedtilt.errors import InputError
 
 Device = torch.device | str
@@ -35,6 +35,7 @@ class ClientData:
     seed: int = 0
     validation_outliers: bool = False  # whether validation data has the outliers of the training data
     flip_map: Tensor | None = None  # (classes,) the class that each class flips to; None: drawn for every sample
+    left_out: tuple[int, ...] = ()  # clients without samples, which are never selected
 
     def to(self, device: torch.device) -> Self:
         """The same federation with its samples on another device, so that a round copies nothing to it."""
@@ -57,6 +58,14 @@ class ClientData:
         return len(self.train_index)
 
     @property
+    def first_client(self) -> int:
+        """The first client with training samples."""
+        for number, rows in enumerate(self.train_index):
+            if len(rows):
+                return number
+        raise InputError(f"no client has training samples of {self.dataset.name!r} here; check the data and leave_out")
+
+    @property
     def classes(self) -> int:
         """The number of classes."""
         return self.dataset.classes
@@ -67,13 +76,13 @@ class ClientData:
         return self.dataset.class_names
 
     @property
-    def target(self) -> NumericTarget | None:
-        """The scale and the ranges of the targets if they are numbers; None: they are classes."""
+    def target(self) -> Target | None:
+        """What the targets are; None: classes."""
         return self.dataset.target
 
     @property
     def outputs(self) -> int:
-        """The number of a model's outputs: one per class, or one number."""
+        """The number of a model's outputs: one per class, token or label, or one number."""
         return self.dataset.outputs
 
     @property
@@ -90,7 +99,7 @@ class ClientData:
     def groups(self) -> dict[str, GroupColumn]:
         """The columns of groups that the data names, such as sex; of several also their combination, the last.
 
-        With numbers as targets, the ranges of the target are the first.
+        The groups that follow from targets that are no classes, such as ranges of numbers, are the first.
         """
         return self.dataset.groups
 
@@ -101,8 +110,8 @@ class ClientData:
 
     @property
     def label_group(self) -> str:
-        """The name of the groups that follow from the targets: classes, or ranges."""
-        return CLASS if self.target is None else RANGE
+        """The name of the groups that follow from the targets: classes, ranges, or all."""
+        return CLASS if self.target is None else self.target.group
 
     def row_names(self, client: int | str, split: str = "train") -> list[str]:
         """Where each of a client's samples comes from, such as `row 17` of a table."""
@@ -127,8 +136,8 @@ class ClientData:
         return self._scale(_to_unit(x))
 
     def model_target(self, y: Tensor) -> Tensor:
-        """Targets as a model learns them: labels unchanged, numbers as (y − mean) / deviation."""
-        return y if self.target is None else self.target.standardise(y)
+        """Targets as a model learns them: numbers as (y − mean) / deviation, all else unchanged."""
+        return y if self.target is None else self.target.model_target(y)
 
     def train(
         self, client: Clients, *, seed: int, round: int, device: Device = "cpu", rows: Tensor | None = None
@@ -165,6 +174,11 @@ class ClientData:
         """A client's training samples without outliers."""
         return self._samples("train", client, device)
 
+    def sample(self, client: int | str | None = None) -> tuple[Inputs, Tensor]:
+        """The first training sample of a client and its target, (1, …) each, without outliers; default: client 0."""
+        x, y = self.clean_train(self.first_client if client is None else client)
+        return take(x, slice(0, 1)), y[:1]
+
     def outlier_mask(self, client: int | str) -> Tensor:
         """Which of a client's training samples are outliers that stay, (samples,) bool.
 
@@ -173,7 +187,7 @@ class ClientData:
         if self.outliers.kind != "none" and self.outliers.redraw != "once":
             raise InputError("the outliers are drawn anew in every round; build the federation with redraw = 'once'")
         (x, y), (clean_x, clean_y) = self.train(client, seed=0, round=1), self.clean_train(client)
-        changed = y != clean_y
+        changed = (y != clean_y).reshape(len(y), -1).any(1)
         if isinstance(x, Tensor) and isinstance(clean_x, Tensor):
             changed |= (x != clean_x).flatten(1).any(1)
         return changed
@@ -228,11 +242,11 @@ class ClientData:
         return client_sizes(self.train_index)
 
     def class_counts(self, split: str = "train") -> Tensor:
-        """The number of samples per client and class, or range of the target, int64, shape (clients, classes)."""
+        """The number of samples per client and class, or group of the target, int64, shape (clients, classes)."""
         index, _, y = self._split(split)
         noisy = split == "validation" and self.validation_outliers
         y = self.evaluation(split)[1] if noisy else y[torch.cat(list(index))]
-        cell = owners(index) * self.classes + (y if self.target is None else self.target.ranges(y))
+        cell = owners(index) * self.classes + (y if self.target is None else self.target.groups(y))
         return torch.bincount(cell, minlength=self.clients * self.classes).reshape(self.clients, self.classes)
 
     def _split(self, split: str) -> tuple[Sequence[Tensor], Inputs, Tensor]:
@@ -271,7 +285,7 @@ class ClientData:
         affected = self.has_outliers[clients].repeat_interleave(torch.tensor(sizes)).to(device)
         if isinstance(x, Tensor) and isinstance(changed_x, Tensor) and changed_x is not x:
             changed_x = torch.where(affected.reshape(-1, *[1] * (x.dim() - 1)), changed_x, x)
-        return changed_x, torch.where(affected, changed_y, y)
+        return changed_x, changed_y if changed_y is y else torch.where(affected, changed_y, y)
 
     def _scale(self, x: Inputs) -> Inputs:
         return x * 2 - 1 if self.image and isinstance(x, Tensor) else x

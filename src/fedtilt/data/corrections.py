@@ -55,7 +55,7 @@ def corrected(federation: Federation, *, exclude: str | None = None, relabel: st
         raise InputError(f"{exclude} is both to leave out and to relabel; choose one")
     if federation.target is not None:
         raise InputError(
-            f"{exclude or relabel} corrects labels, and {federation.dataset.name!r} has numbers as targets"
+            f"{exclude or relabel} corrects labels, and {federation.dataset.name!r} has {federation.target.words}"
         )
     federation = _keep_flips(federation)
     places = {

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.groups import GroupColumn
 from fedtilt.data.inputs import Inputs, named_tensors
+from fedtilt.data.targets import IGNORED, TokenTarget
 from fedtilt.errors import InputWarning
 
 _FEW_SAMPLES = 10
@@ -29,6 +30,14 @@ def warn(texts: Iterable[str]) -> None:
 def dataset_warnings(data: Dataset) -> list[str]:
     """Imbalance, classes without samples, duplicates of training samples, images with channels last."""
     found = _class_warnings(data) if data.target is None else []
+    if isinstance(data.target, TokenTarget):
+        inputs = named_tensors(data.x_train, "x_train").items()
+        found += [
+            f"the targets are the tokens of {key} themselves, which a model only has to copy; to predict the next "
+            "token give y = x[:, 1:] for x[:, :-1]"
+            for key, x in inputs
+            if x.shape == data.y_train.shape and bool(((x == data.y_train) | (data.y_train == IGNORED)).all())
+        ]
     if data.image and isinstance(data.x_train, Tensor):
         shape = data.x_train.shape[1:]
         channels, width = shape[0], shape[-1]

@@ -11,8 +11,8 @@ from torch import Tensor
 from fedtilt import checks
 from fedtilt.data.dataset_checks import OPTIONAL, SIDES, as_group_names, as_names, check_contents, check_tensors
 from fedtilt.data.groups import GroupColumn, group_columns
-from fedtilt.data.inputs import Inputs, Shape, sample_shape, to_device
-from fedtilt.data.targets import RANGE, NumericTarget
+from fedtilt.data.inputs import Inputs, Shape, named_tensors, sample_shape, to_device
+from fedtilt.data.targets import LabelTarget, NumericTarget, Target, TokenTarget
 from fedtilt.errors import InputError
 
 if TYPE_CHECKING:  # Arrow is for tables alone
@@ -23,20 +23,24 @@ _TENSORS = tuple(f"{key}_{side}" for key in ("x", "y", *OPTIONAL) for side in SI
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """Training and test samples with their targets: classes or, with task = "regression", numbers.
+    """Training and test samples with their targets: classes, numbers, tokens or sets of labels, by `task`.
 
     Args:
         name: the name of the data set
         x_train: training samples: images, uint8 in 0..255 or float32 in [0, 1], shape (N, channels, height, width);
             anything else as float32, or as int64 if a model looks it up (tokens); a dictionary of such tensors is
             passed to the model by name, as in model(input_ids=…, attention_mask=…)
-        y_train: training labels, int64 in [0, classes), or training targets, float32
+        y_train: training labels, int64 in [0, classes); with "regression", numbers, float32; with "language", for each
+            position the token that the model's output there predicts, int64 (N, T), or −100 for none, such as padding;
+            with "multilabel", 0 or 1 for each label, float32 (N, labels)
         x_test: test samples, of the shapes and dtypes of the training samples
         y_test: test labels or targets
-        classes: the number of classes; with regression, the default is the number of ranges of the target
-        class_names: a name for each class; default: their numbers; with regression the names of the ranges
-        task: "classification" or "regression"
-        target: with regression, the scale and the ranges of the targets; default: those of `y_train`
+        classes: the number of classes; of other tasks, the number of groups that follow from the targets: the ranges of
+            numbers, else one group
+        class_names: a name for each class; default: their numbers; of other tasks, the names of these groups
+        task: "classification", "regression", "language" or "multilabel"
+        target: what targets are, if they are no classes: a `NumericTarget`, `TokenTarget` or `LabelTarget`; default:
+            the scale of `y_train`, the tokens that occur in the data, or labels that are named by their numbers
         image: whether the samples are images; these are scaled to [-1, 1] for the model
         client_train: the number of each training sample's client, int64; default: a partition makes the clients
         client_test: the number of each test sample's client
@@ -67,7 +71,7 @@ class Dataset:
     classes: int = 0
     class_names: tuple[str, ...] = ()
     task: str = "classification"
-    target: NumericTarget | None = None
+    target: Target | None = None
     image: bool = False
     client_train: Tensor | None = None
     client_test: Tensor | None = None
@@ -85,19 +89,28 @@ class Dataset:
 
     def __post_init__(self) -> None:
         check_tensors(self)
-        if self.task == "regression":
-            self._set_ranges()
+        if self.task != "classification":
+            self._set_target()
         self._set_names()
         check_contents(self)
 
-    def _set_ranges(self) -> None:
-        """Set the target's scale, and the ranges in place of classes."""
-        target = self.target or NumericTarget.of(self.y_train, self.name)
+    def _default_target(self) -> Target:
+        """What the targets of a task are, by the data."""
+        if self.task == "regression":
+            return NumericTarget.of(self.y_train, self.name)
+        if self.task == "multilabel":
+            return LabelTarget(labels=tuple(map(str, range(self.y_train.shape[1]))))
+        inputs = [t for x in (self.x_train, self.x_test) for t in named_tensors(x, "x").values()]
+        return TokenTarget.of([self.y_train, self.y_test, *(t for t in inputs if t.dtype == torch.int64)])
+
+    def _set_target(self) -> None:
+        """Set what the targets are, and their groups in place of classes."""
+        target = self.target or self._default_target()
         names = target.names
         if self.classes not in (0, len(names)) or (self.class_names and tuple(self.class_names) != names):
             raise InputError(
-                f"data set {self.name!r} has classes = {self.classes} and task = 'regression'; leave out classes and "
-                "class_names"
+                f"data set {self.name!r} has classes = {self.classes} and task = {self.task!r}; leave out classes and "
+                f"class_names{'; labels have their names in target' * (self.task == 'multilabel')}"
             )
         for key, value in (("target", target), ("classes", len(names)), ("class_names", names)):
             object.__setattr__(self, key, value)
@@ -131,18 +144,18 @@ class Dataset:
     def __repr__(self) -> str:
         return (
             f"Dataset({self.name!r}: {len(self.y_train)} training and {len(self.y_test)} test samples of shape "
-            f"{self.input_shape}, {f'{self.classes} classes' if self.target is None else 'numbers as targets'})"
+            f"{self.input_shape}, {f'{self.classes} classes' if self.target is None else self.target.words})"
         )
 
     @property
     def outputs(self) -> int:
-        """The number of a model's outputs: one per class, or one number."""
-        return self.classes if self.target is None else 1
+        """The number of a model's outputs: one per class, token or label, or one number."""
+        return self.classes if self.target is None else self.target.outputs
 
     def labels(self, side: str) -> Tensor:
-        """The class of each "train" or "test" sample or, with regression, the range of its target, int64."""
+        """The class of each "train" or "test" sample or, of other tasks, the group of its target, int64."""
         y = self.y_train if side == "train" else self.y_test
-        return y if self.target is None else self.target.ranges(y)
+        return y if self.target is None else self.target.groups(y)
 
     @property
     def input_shape(self) -> Shape:
@@ -153,11 +166,11 @@ class Dataset:
     def groups(self) -> dict[str, GroupColumn]:
         """The columns of groups by name, such as sex; of several also their combination, the last.
 
-        With numbers as targets, the ranges of the target are the first.
+        The groups that follow from targets that are no classes, such as ranges of numbers, are the first.
         """
-        ranges = {}
+        of_targets = {}
         if self.target is not None:
-            ranges[RANGE] = GroupColumn(self.class_names, self.labels("train"), self.labels("test"))
+            of_targets[self.target.group] = GroupColumn(self.class_names, self.labels("train"), self.labels("test"))
         if self.group_names is None or self.group_train is None or self.group_test is None:
-            return ranges
-        return ranges | group_columns(self.group_names, self.group_train, self.group_test)
+            return of_targets
+        return of_targets | group_columns(self.group_names, self.group_train, self.group_test)

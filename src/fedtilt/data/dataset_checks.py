@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtilt.data.groups import CLASS
+from fedtilt.data.groups import CLASS, in_words
 from fedtilt.data.inputs import Inputs, named_tensors
-from fedtilt.data.targets import RANGE, TASKS
+from fedtilt.data.targets import IGNORED, TASKS, LabelTarget, Target, TokenTarget
 from fedtilt.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,8 +38,10 @@ def check_tensors(data: "Dataset") -> None:
             _check_tensor(data, name, tensor)
     if data.task not in TASKS:
         _fail(data, f"task = {data.task!r}; choose {' or '.join(TASKS)}")
-    if data.target is not None and data.task != "regression":
-        _fail(data, f"a target scale and task = {data.task!r}; set task = 'regression'")
+    if not isinstance(data.target, Target | None):
+        _fail(data, f"target = {data.target!r}; give an ft.data.NumericTarget, TokenTarget or LabelTarget")
+    if data.target is not None and data.target.task != data.task:
+        _fail(data, f"a {type(data.target).__name__} and task = {data.task!r}; set task = {data.target.task!r}")
     _check_targets(data, "y_train", data.y_train)
     _check_targets(data, "y_test", data.y_test)
 
@@ -51,6 +53,10 @@ def check_contents(data: "Dataset") -> None:
     for side in SIDES:
         y = getattr(data, f"y_{side}")
         _check_samples(data, side, getattr(data, f"x_{side}"), len(y))
+        if isinstance(data.target, TokenTarget):
+            _check_tokens(data, side, y, data.target.vocabulary)
+        elif isinstance(data.target, LabelTarget):
+            _check_labels(data, side, y, len(data.target.labels))
         low, high = (0, -1) if data.target is not None else _range(y)
         if low < 0 or high >= data.classes:
             label = low if low < 0 else high
@@ -105,10 +111,21 @@ def _check_tensor(data: "Dataset", key: str, value: object) -> None:
         _fail(data, f"{key} on {value.device}; give {key}.cpu(); a run moves it")
 
 
+_SEVERAL = {  # dtype and meaning of targets (N, several) by task
+    "language": (torch.int64, "int64 tokens (N, T), one for each position of the model's output"),
+    "multilabel": (torch.float32, "float32 zeros and ones (N, labels)"),
+}
+
+
 def _check_targets(data: "Dataset", key: str, y: Tensor) -> None:
+    if data.task in _SEVERAL:
+        dtype, needed = _SEVERAL[data.task]
+        if y.dim() != 2 or y.dtype != dtype or not y.shape[1]:
+            _fail(data, f"{key} of {_format(y)}; task = {data.task!r} takes {needed}")
+        return
     is_regression = data.task == "regression"
     if y.dim() == 2 and y.shape[1] > 1:
-        one_hot = "" if is_regression else f"; {key}.argmax(1) of one-hot labels"
+        one_hot = "" if is_regression else f"; {key}.argmax(1) of one-hot labels, or task = 'multilabel'"
         several = f"several targets per sample are not supported: make a data set for each{one_hot}"
         _fail(data, f"{key} of {_format(y)}; {several}")
     if y.dim() != 1 or y.dtype != (torch.float32 if is_regression else torch.int64):
@@ -121,6 +138,24 @@ def _check_targets(data: "Dataset", key: str, y: Tensor) -> None:
         _fail(data, f"{key} of {_format(y)}; give one {needed} per sample{hint}")
     if is_regression and not _is_finite(y):
         _fail(data, f"NaN or infinite values in {key}; replace them")
+
+
+def _check_tokens(data: "Dataset", side: str, y: Tensor, vocabulary: int) -> None:
+    is_token = y != IGNORED
+    bad = y[is_token & ((y < 0) | (y >= vocabulary))]
+    if len(bad):
+        _fail(data, f"the token {int(bad[0])} in y_{side}; tokens go from 0 to {vocabulary - 1}, and {IGNORED} is none")
+    empty = (~is_token.any(1)).nonzero()
+    if len(empty):
+        _fail(data, f"no token to predict in sample {int(empty[0])} of y_{side}; leave the sample out")
+
+
+def _check_labels(data: "Dataset", side: str, y: Tensor, labels: int) -> None:
+    if y.shape[1] != labels:
+        _fail(data, f"y_{side} of {_format(y)} for {labels} labels; give one column per label")
+    bad = y[(y != 0) & (y != 1)]
+    if len(bad):
+        _fail(data, f"{float(bad[0]):g} in y_{side}; a label is 0 or 1")
 
 
 def _check_samples(data: "Dataset", side: str, x: Inputs, size: int) -> None:
@@ -176,8 +211,9 @@ def _check_groups(data: "Dataset") -> None:
     if not names or any({*found} != {*names} for found in columns.values()):
         *first, last = (f"{found} in {key}" for key, found in columns.items())
         _fail(data, f"groups by {', '.join(first)} and {last}; give each the same columns")
-    label_group, meaning = (CLASS, "labels") if data.target is None else (RANGE, "ranges of the target")
+    label_group = CLASS if data.target is None else data.target.group
     if label_group in names:
+        meaning = "labels" if data.target is None else in_words(label_group)
         _fail(data, f"a column of groups {label_group!r}, which is the name of the {meaning}; rename it")
     for column, values in names.items():
         for side in SIDES:

@@ -10,7 +10,8 @@ from fedtilt import checks
 from fedtilt.data.client_data import ClientData, classes_by_client, client_sizes
 from fedtilt.data.data_warnings import client_warnings, dataset_warnings, group_warnings, warn
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.groups import check_two_values
+from fedtilt.data.groups import check_two_values, in_words
+from fedtilt.data.naming import client_number
 from fedtilt.data.outliers import Outliers, check_outliers, resolve_flip_map, resolve_outliers
 from fedtilt.data.partition import ONLY_WITH, choose_clients_with_outliers, divide, resolve_clients, split_validation
 from fedtilt.errors import InputError
@@ -46,6 +47,7 @@ class Federation(ClientData):
         validation: float = 0.0,
         validation_outliers: bool = False,
         max_train: int | None = None,
+        leave_out: Sequence[str] = (),
         seed: int = 0,
     ) -> Self:
         """Divide a data set among clients.
@@ -70,6 +72,8 @@ class Federation(ClientData):
             validation: the share of each client's training samples used for validation, with the classes in proportion
             validation_outliers: whether validation data has outliers too, drawn once; otherwise it is clean
             max_train: the largest number of training samples per client; default: all
+            leave_out: names of clients that are not part of the federation; the others have the samples and the random
+                numbers that they have with them
             seed: the seed of the partition and of the choice of clients with outliers
 
         >>> from fedtilt.data import load
@@ -97,7 +101,8 @@ class Federation(ClientData):
             raise InputError(f"validation = {validation} is not a share; choose a number ≥ 0 and < 1")
         if max_train is not None and max_train < 1:
             raise InputError(f"max_train = {max_train} leaves no training data; choose 1 or more, or leave it out")
-        indices, names = divide(dataset, partition, clients, classes_per_client, alpha, seed)
+        leave_out = _check_leave_out(leave_out, dataset, outliers)
+        indices, names = divide(dataset, partition, clients, classes_per_client, alpha, seed, leave_out)
         labels = dataset.labels("train")
         train_index, validation_index = split_validation(labels, indices.train, max_train, validation, seed)
         federation = cls(
@@ -112,9 +117,20 @@ class Federation(ClientData):
             seed=seed,
             validation_outliers=bool(validation_outliers),
             flip_map=resolve_flip_map(outliers, dataset),
+            left_out=tuple(sorted(client_number(name, names) for name in leave_out)),
         )
         warn(federation.warnings)
         return federation
+
+    def to_datasets(self) -> dict[str, Any]:
+        """The data of every client, by name, as a `datasets.DatasetDict` with train, test and maybe validation.
+
+        Inputs are the column x (of images, image), or the columns of their names; labels are `label`, with the names
+        of the classes; weights and groups have columns too. `Federation.from_clients` reads inputs and labels back.
+        """
+        from fedtilt.data.sources.huggingface import to_huggingface
+
+        return to_huggingface(self)
 
     @classmethod
     def from_clients(
@@ -140,9 +156,10 @@ class Federation(ClientData):
             data: the data of each client, as a list or by the client's name
             names: the clients' names, if `data` is a list; default: their numbers
             name: the name of the data set
-            class_names: all classes in order; default: those the data declares, else the labels that occur
-            task: "classification" or "regression" (numbers as targets); default: that of a `Dataset`, else
-                classification
+            class_names: all classes in order; default: those the data declares, else the labels that occur; with
+                "multilabel", the names of the labels
+            task: "classification", "regression" (numbers as targets), "language" (a token for each position) or
+                "multilabel" (0 or 1 for each label); default: that of a `Dataset`, else classification
             test_share: the share of its samples that is test data at a client without any; default: 0.25
             seed: the seed of the test data, the validation data and the choice of clients with outliers
             settings: the settings of `build` about outliers and validation, and `max_train`; also those of the reader
@@ -163,7 +180,7 @@ class Federation(ClientData):
         return cls.build(dataset, partition="column", seed=seed, **given)
 
     def __repr__(self) -> str:
-        targets = f"{self.classes} classes" if self.target is None else "numbers as targets"
+        targets = f"{self.classes} classes" if self.target is None else self.target.words
         return (
             f"Federation({self.dataset.name!r}: {self.clients} clients, {int(self.train_sizes().sum())} training "
             f"samples, {targets}, outliers {self.outliers.kind})"
@@ -174,9 +191,10 @@ class Federation(ClientData):
         splits = ["train", *(["validation"] if any(map(len, self.validation_index)) else []), "test"]
         sizes = {split: client_sizes(self._split(split)[0]).tolist() for split in splits}
         classes = (self.class_counts() > 0).sum(1).tolist()
-        columns = ["client", *splits, "classes" if self.target is None else "ranges of the target"]
+        with_groups = self.classes > 1  # of tokens and sets of labels, all samples are one group
+        columns = ["client", *splits, *([in_words(self.label_group)] * with_groups)]
         rows = [
-            [name, *(sizes[split][i] for split in splits), classes[i]]
+            [name, *(sizes[split][i] for split in splits), *([classes[i]] * with_groups)]
             for i, name in enumerate(self.client_names[:_SHOWN_CLIENTS])
         ]
         more = self.clients - _SHOWN_CLIENTS
@@ -205,6 +223,22 @@ def _check_dataset(dataset: object) -> None:
             f"dataset is a {type(dataset).__name__}; pass a ft.data.Dataset, such as ft.data.load('digits') returns, "
             "or the data of each client to Federation.from_clients"
         )
+
+
+def _check_leave_out(names: Sequence[str], dataset: Dataset, outliers: Outliers) -> tuple[str, ...]:
+    """The names; raises InputError where a client has changed what the others have."""
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"leave_out = {names!r} is no list of names of clients, such as ['north']")
+    if names and outliers.flip_to == "nearest":
+        raise InputError("outlier_flip_to = 'nearest' depends on the samples of all clients; with leave_out, use pairs")
+    if dataset.schema is not None and dataset.client_names is not None and dataset.client_train is not None:
+        for name in names:
+            if name in dataset.client_names and (dataset.client_train == dataset.client_names.index(name)).any():
+                raise InputError(
+                    f"the means and categories of {dataset.name!r} are also those of rows of {name!r}; give leave_out "
+                    "to ft.data.table too"
+                )
+    return tuple(names)
 
 
 _PARAMETERS = inspect.signature(Federation.build).parameters

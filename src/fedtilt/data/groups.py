@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedtilt.data.targets import RANGE
+from fedtilt.data.targets import ALL, RANGE
 from fedtilt.errors import InputError
 
 CLASS = "class"  # the name of the groups that are the classes
@@ -18,7 +18,7 @@ def in_words(group: str) -> str:
     >>> in_words("class"), in_words("sex")
     ('classes', 'groups by sex')
     """
-    return {CLASS: "classes", RANGE: "ranges of the target"}.get(group, f"groups by {group}")
+    return {CLASS: "classes", RANGE: "ranges of the target", ALL: "samples"}.get(group, f"groups by {group}")
 
 
 class GroupColumn(NamedTuple):
@@ -89,7 +89,7 @@ def check_two_values(columns: Mapping[str, GroupColumn], dataset: str) -> None:
     """Raise InputError if a column of groups has one value: there is nothing to tilt over or to compare."""
     for name, column in columns.items():
         found = torch.cat([column.train, column.test]).unique().tolist()
-        if len(found) == 1 and name != RANGE:
+        if len(found) == 1 and name not in (RANGE, ALL):
             raise InputError(
                 f"group = {name!r} has one value, {column.names[found[0]]!r}, in {dataset}; choose a column with two "
                 "or more, or leave it out"

@@ -138,7 +138,9 @@ def check_outliers(outliers: Outliers, dataset: Dataset) -> None:
     if outliers.kind == "corruptions" and not dataset.image:
         raise InputError(f"outliers = 'corruptions' needs images, and {dataset.name!r} has none; use gaussian or flips")
     if outliers.kind == "flips" and dataset.target is not None:
-        raise InputError(f"outliers = 'flips' changes classes, and {dataset.name!r} has numbers; use gaussian")
+        raise InputError(
+            f"outliers = 'flips' changes classes, and {dataset.name!r} has {dataset.target.words}; leave them out"
+        )
     has_tokens = isinstance(dataset.x_train, dict) or dataset.x_train.dtype == torch.int64
     if outliers.kind == "gaussian" and has_tokens:
         raise InputError(f"outliers = 'gaussian' adds noise to numbers, and {dataset.name!r} has tokens; use flips")

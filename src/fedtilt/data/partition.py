@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedtilt import checks, seeds
 from fedtilt.data.dataset import Dataset
+from fedtilt.data.naming import client_number
 from fedtilt.data.outliers import KINDS, Outliers
 from fedtilt.data.sampling import holdout_size, stratified_mask
 from fedtilt.errors import InputError
@@ -188,9 +189,13 @@ def resolve_clients(data: Dataset, partition: str | None, clients: int | None) -
 
 
 def divide(
-    data: Dataset, partition: str, clients: int, classes_per_client: int, alpha: float, seed: int
-) -> tuple[Partition, tuple[str, ...]]:
-    """Each client's samples, and the clients' names; the arguments are those of `Federation.build`."""
+    data: Dataset, partition: str, clients: int, classes_per_client: int, alpha: float, seed: int,
+    leave_out: Sequence[str] = (),
+) -> tuple[Partition, tuple[str, ...]]:  # fmt: skip
+    """Each client's samples, and the clients' names; the arguments are those of `Federation.build`.
+
+    Clients to leave out are drawn like the others, who so have the same samples, and then have none.
+    """
     rng = seeds.generator(seeds.key(seed, "partition"))
     labels = data.labels("train"), data.labels("test")
     try:
@@ -215,8 +220,13 @@ def divide(
         raise InputError(f"{error}, or partition = 'column' for the data's own {count} clients") from None
     own_names = data.client_names if partition == "column" else None
     names = own_names or tuple(str(number) for number in range(len(indices.train)))
+    for name in leave_out:
+        number = client_number(name, names)
+        indices.train[number], indices.test[number] = indices.train[number][:0], indices.test[number][:0]
+    if not any(map(len, indices.train)):
+        raise InputError(f"leave_out = {list(leave_out)} leaves no client; remove some")
     for client, rows in zip(names, indices.train, strict=True):
-        if not len(rows):
+        if not len(rows) and client not in leave_out:
             raise InputError(
                 f"client {client!r} has no training data in {data.name!r}; add some or leave the client out"
             )

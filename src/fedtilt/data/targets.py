@@ -1,8 +1,9 @@
-"""Numbers as targets: their scale, and their ranges, which are groups as classes are."""
+"""Targets that are no classes: numbers, tokens, sets of labels; what models learn of them, and their groups."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -10,9 +11,12 @@ from torch import Tensor
 from fedtilt import checks
 from fedtilt.errors import InputError
 
-TASKS = ("classification", "regression")
+TASKS = ("classification", "regression", "language", "multilabel")
+TABLE_TASKS = TASKS[:2]  # those of a table, whose target is one column
 RANGES = 4  # between the quartiles
 RANGE = "range"  # the name of the groups that are the ranges of the target
+ALL = "all"  # the name of the one group of samples that have no class
+IGNORED = -100  # the token of a target that no model has to predict, such as padding: the ignore_index of torch
 
 
 def check_task(task: object) -> None:
@@ -22,7 +26,90 @@ def check_task(task: object) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NumericTarget:
+class Target:
+    """What the targets of a task are, if they are no classes; by default, all samples are one group."""
+
+    task: ClassVar[str]
+    group: ClassVar[str] = ALL  # the name of the groups that follow from the targets
+    words: ClassVar[str]  # what the targets are, in messages
+    is_exact: ClassVar[bool] = True  # whether a model has no more outputs than these
+    sums: ClassVar[int]  # numbers that an evaluation sums; each task has another count, so that files tell them apart
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the groups that follow from the targets."""
+        return (ALL,)
+
+    @property
+    def outputs(self) -> int:
+        """The size of the last dimension of a model's output."""
+        raise NotImplementedError
+
+    def groups(self, y: Tensor) -> Tensor:
+        """The group of each target, int64 (n,)."""
+        return torch.zeros(len(y), dtype=torch.int64, device=y.device)
+
+    def model_target(self, y: Tensor) -> Tensor:
+        """Targets as a model learns them."""
+        return y
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenTarget(Target):
+    """Tokens (n, T), one for each position: a model returns (n, T, vocabulary); −100 is not to be predicted.
+
+    Args:
+        vocabulary: the number of tokens; a model may have outputs for more
+    """
+
+    task: ClassVar[str] = "language"
+    words: ClassVar[str] = "tokens as targets"
+    sums: ClassVar[int] = 3
+    is_exact: ClassVar[bool] = False
+
+    vocabulary: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "vocabulary", checks.whole(self.vocabulary, "vocabulary", 1))
+
+    @classmethod
+    def of(cls, tensors: Iterable[Tensor]) -> Self:
+        """The vocabulary of these tokens: the largest and all below it."""
+        return cls(vocabulary=1 + max((int(t.max()) for t in tensors if t.numel()), default=0))
+
+    @property
+    def outputs(self) -> int:
+        """One logit per token."""
+        return self.vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelTarget(Target):
+    """Several labels of a sample, 0 or 1 each, float32 (n, labels): a model returns one logit per label.
+
+    Args:
+        labels: the name of each label
+    """
+
+    task: ClassVar[str] = "multilabel"
+    words: ClassVar[str] = "several labels per sample"
+    sums: ClassVar[int] = 5
+
+    labels: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", tuple(map(str, self.labels)))
+        if not self.labels or len(set(self.labels)) < len(self.labels):
+            raise InputError(f"the labels of a target are {list(self.labels)}; give one or more, all different")
+
+    @property
+    def outputs(self) -> int:
+        """One logit per label."""
+        return len(self.labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumericTarget(Target):
     """How numbers are learnt: models return (y − mean) / deviation, and the ranges of y take the place of classes.
 
     Args:
@@ -31,11 +118,16 @@ class NumericTarget:
         bounds: ascending; a range ends at a bound, which it includes
 
     >>> target = NumericTarget(mean=2.0, deviation=1.0, bounds=(1.5, 2.5))
-    >>> target.names, target.ranges(torch.tensor([1.0, 2.5, 9.0])).tolist()
+    >>> target.names, target.groups(torch.tensor([1.0, 2.5, 9.0])).tolist()
     (('≤ 1.5', '1.5 to 2.5', '> 2.5'), [0, 1, 2])
     >>> NumericTarget(mean=1500.0, deviation=400.0, bounds=(999.7, 1650.0)).names
     ('≤ 1000', '1000 to 1650', '> 1650')
     """
+
+    task: ClassVar[str] = "regression"
+    group: ClassVar[str] = RANGE
+    words: ClassVar[str] = "numbers as targets"
+    sums: ClassVar[int] = 2
 
     mean: float
     deviation: float
@@ -78,17 +170,26 @@ class NumericTarget:
         inner = [f"{low} to {high}" for low, high in pairwise(texts)]
         return f"≤ {texts[0]}", *inner, f"> {texts[-1]}"
 
-    def ranges(self, y: Tensor) -> Tensor:
+    @property
+    def outputs(self) -> int:
+        """One number."""
+        return 1
+
+    def groups(self, y: Tensor) -> Tensor:
         """The range of each target, int64."""
         return torch.bucketize(y.double(), torch.tensor(self.bounds, dtype=torch.float64, device=y.device))
 
-    def standardise(self, y: Tensor) -> Tensor:
+    def model_target(self, y: Tensor) -> Tensor:
         """Targets as a model learns them."""
         return ((y.double() - self.mean) / self.deviation).float()
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """A model's outputs (…, 1) as predictions (…) in the unit of the target, in float64."""
         return outputs[..., 0].double() * self.deviation + self.mean
+
+
+# by task
+TARGETS: dict[str, type[Target]] = {cls.task: cls for cls in (NumericTarget, TokenTarget, LabelTarget)}
 
 
 def inner_bounds(bounds: list[float], lowest: float, highest: float) -> tuple[float, ...]:

@@ -11,13 +11,16 @@ from fedtilt import seeds
 from fedtilt.data import Federation
 from fedtilt.data.data_warnings import ends_in_softmax, warn
 from fedtilt.data.inputs import Inputs, Shape, named_tensors, sample_shape, take
+from fedtilt.data.targets import TokenTarget
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.files import read_tensors
 from fedtilt.losses import Loss
 from fedtilt.math.losses import SampleLoss
-from fedtilt.models import ModelSource, build, logits
+from fedtilt.models import ModelSource, build, logits, trained_parameters
 from fedtilt.parts import Parts
+from fedtilt.training.augmentation import check_transform
+from fedtilt.training.client_update import torch_optimizer
 from fedtilt.training.local_job import batch_bounds
 
 
@@ -32,7 +35,7 @@ def build_initial_model(
 def initial_model(federation: Federation, model: ModelSource, settings: TrainSettings) -> tuple[nn.Module, Parts]:
     """`build_initial_model`, checked on samples of the first client."""
     net = _build(model, federation.input_shape, federation.outputs, settings)
-    x, y = federation.clean_train(0)
+    x, y = federation.clean_train(federation.first_client)
     for count in (2, 1):  # the last batch of an epoch may have one sample
         rows = torch.zeros(count, dtype=torch.long)
         _check_output(net, take(x, rows), y[rows], federation, settings.sample_loss)
@@ -43,9 +46,19 @@ def initial_model(federation: Federation, model: ModelSource, settings: TrainSet
             and ends_in_softmax(logits(net, take(x, slice(0, 8))))
         ):
             warn(["the model ends in Softmax, but the loss takes logits, so training is slow; remove the last layer"])
+    if settings.batch_transform is not None:
+        check_transform(settings.batch_transform, take(x, slice(0, 8)))
+    if settings.client_optimizer.is_of_torch:
+        torch_optimizer(settings.client_optimizer, list(trained_parameters(net).values()), settings.lr)
     parts = _parts(net, federation.input_shape, settings)
     if parts.trains_buffers:
         _check_batch_sizes(net, federation, settings)
+        if settings.micro_batch_size is not None:
+            raise InputError(
+                f"micro_batch_size = {settings.micro_batch_size} would change what the model computes: its buffer "
+                f"{next(iter(parts.buffers))!r} is of whole batches; use GroupNorm, set buffers = 'frozen', "
+                "or leave it out"
+            )
     return net, parts
 
 
@@ -63,7 +76,9 @@ def _parts(net: nn.Module, input_shape: Shape, settings: TrainSettings) -> Parts
 
 
 def _check_output(net: nn.Module, x: Inputs, y: Tensor, federation: Federation, loss: SampleLoss) -> None:
-    count, is_exact = federation.outputs, federation.target is not None  # a model may have outputs for more classes
+    target, count = federation.target, federation.outputs
+    shape = tuple(y.shape) if isinstance(target, TokenTarget) else (len(y),)  # without the last dimension
+    is_exact = target is not None and target.is_exact  # a model may have outputs for more classes
     try:
         with torch.no_grad():
             outputs, again = logits(net, x), logits(net, x)
@@ -72,23 +87,26 @@ def _check_output(net: nn.Module, x: Inputs, y: Tensor, federation: Federation, 
         remedy = "; int64 samples are tokens for nn.Embedding, make them float32 if they are numbers" if tokens else ""
         raise InputError(f"the model does not take samples of shape {sample_shape(x)}: {error}{remedy}") from error
     if not isinstance(outputs, Tensor):
-        raise InputError(f"the model returns a {type(outputs).__name__}; expected a tensor ({len(y)}, {count})")
-    if outputs.dim() != 2 or len(outputs) != len(y) or outputs.shape[1] < count or (is_exact and outputs.shape[1] > 1):
-        expected = f"{count}" if is_exact else f"{count} or more"
-        raise InputError(
-            f"the model returns {tuple(outputs.shape)} for {len(y)} samples; expected ({len(y)}, {expected})"
-        )
+        raise InputError(f"the model returns a {type(outputs).__name__}; expected a tensor {_shape(shape, count)}")
+    found = outputs.shape[-1] if outputs.dim() else 0
+    if tuple(outputs.shape[:-1]) != shape or found < count or (is_exact and found > count):
+        expected = _shape(shape, count if is_exact else f"{count} or more")
+        raise InputError(f"the model returns {tuple(outputs.shape)} for {len(y)} samples; expected {expected}")
     if not torch.equal(outputs, again) and outputs.isfinite().all():
         raise InputError(
             "the model gives different outputs for the same sample in evaluation mode; pass training=self.training to "
             "F.dropout"
         )
     losses = loss(outputs, y)
-    if not isinstance(losses, Tensor) or losses.shape != y.shape:
+    if not isinstance(losses, Tensor) or losses.shape != y.shape[:1]:
         shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise InputError(
             f"the loss returns {shape} for {len(y)} samples; return one value per sample, as reduction='none' does"
         )
+
+
+def _shape(first: tuple[int, ...], last: object) -> str:
+    return f"({', '.join(map(str, (*first, last)))})"
 
 
 def _check_batch_sizes(net: nn.Module, federation: Federation, settings: TrainSettings) -> None:

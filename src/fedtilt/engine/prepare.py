@@ -10,7 +10,6 @@ from torch import nn
 
 from fedtilt.attacks.attack import AttackedFederation, check_tolerated
 from fedtilt.data import Federation
-from fedtilt.data.inputs import take
 from fedtilt.devices import pick_device
 from fedtilt.engine.client import plan
 from fedtilt.engine.initial_model import initial_model
@@ -57,6 +56,7 @@ def prepare(
             f"federation must be a Federation, such as ft.Federation.build(data), got {type(federation).__name__}"
         )
     settings = settings.for_task(federation.dataset.task).for_counts(federation.class_counts().sum(0).tolist())
+    settings.check_left_out(federation.left_out)
     check_bad_share(methods, settings.clients_per_round(federation.clients))
     _check_root_samples(methods, federation)
     notices: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ def prepare(
         notices = check_tolerated(methods, federation.attackers, federation.clients, settings)
     check_levels(methods, federation.groups, federation.label_group)
     if settings.audit and federation.target is not None:
-        raise InputError("audit = True finds wrong labels, and the targets are numbers; leave it out")
+        raise InputError(f"audit = True finds wrong labels, and the data has {federation.target.words}; leave it out")
     if settings.audit and federation.classes < 2:
         raise InputError("audit = True compares classes, and the data has one; leave it out")
     if settings.stop is not None and not any(map(len, federation.validation_index)):
@@ -81,9 +81,10 @@ def prepare(
     if template is None:  # a model of the user's own has to be built to know its size
         _check_memory(net, methods, federation, settings, device)
     jobs = example_jobs(methods, net, parts, settings, federation)
-    sample = take(federation.clean_train(0)[0], slice(0, 1))
     weighted = federation.dataset.weight_train is not None
-    backend = choose_backend(net, jobs, device.type, settings.backend, sample, settings.precision, weighted)
+    backend = choose_backend(
+        net, jobs, device.type, settings.backend, federation.sample(), settings.precision, weighted
+    )
     if settings.stack_size is not None and backend.name != "stacked":
         raise InputError(
             f"stack_size = {settings.stack_size} has no effect: backend {backend.name} trains one client at a time; "
@@ -186,7 +187,7 @@ def models_kept(methods: Sequence[Method], settings: TrainSettings, *, clients: 
     optimizers = [m.optimizer or settings.server_optimizer for m in methods]
     server = sum(1 if o is None else 1 + len(o.init(torch.zeros(0))) for o in optimizers)  # w, and the optimiser's slot
     client = settings.client_optimizer
-    optimizer = _OPTIMIZER_TENSORS.get(client.name, int(client.momentum > 0))
+    optimizer = _OPTIMIZER_TENSORS.get(client.name, 2 if client.is_of_torch else int(client.momentum > 0))
     in_training = 2 + optimizer  # parameters, gradients, state of the optimiser
     initial = 1
     return initial + server + clients * jobs + max(1, workers) * (in_training + jobs * (workers > 0))
@@ -268,7 +269,7 @@ def make_executor(prepared: PreparedRun, notice: Callable[[str], None]) -> Execu
         ahead = backend == "stacked" and not is_secret
 
         def selected(round: int) -> list[int]:
-            return settings.selected(round, federation.clients) if round <= settings.rounds else []
+            return settings.selected(round, federation.clients, federation.left_out) if round <= settings.rounds else []
 
         return InProcessExecutor(training, device, settings.precision, settings.stack_size, selected if ahead else None)
     jobs = example_jobs(prepared.methods, prepared.net, prepared.parts, settings, federation)

@@ -34,16 +34,17 @@ class RoundRule:
     @classmethod
     def of(
         cls, method: Method, server: Tensors, updates: Mapping[int, ClientUpdate], settings: TrainSettings, *,
-        selected: int, population: int, round: int = 1, root: Tensor | None = None,
+        selected: int, population: int, rejected: int = 0, round: int = 1, root: Tensor | None = None,
     ) -> tuple[Self, Slot]:  # fmt: skip
         """The rule for these updates, by ascending client, and the next slot of the weighting; see `ServerRound`."""
         losses = None
         if method.needs_losses:
             losses = torch.tensor([update.declared["loss"] for update in updates.values()], dtype=torch.float64)
         given = ServerRound(
-            received=server["parameters"], clients=list(updates), population=population, selected=selected, round=round,
-            seed=settings.seed, lr=method.rates(settings.lr, None)[0] * settings.lr_factor(round), losses=losses,
-            samples=torch.tensor([update.samples for update in updates.values()], dtype=torch.float64), root=root,
+            received=server["parameters"], clients=list(updates), population=population, selected=selected,
+            rejected=rejected, round=round, seed=settings.seed, root=root,
+            lr=method.rates(settings.lr, None)[0] * settings.lr_factor(round), losses=losses,
+            samples=torch.tensor([update.samples for update in updates.values()], dtype=torch.float64),
             sent=sent_to(method.training, updates),
         )  # fmt: skip
         before = {name: tensor.cpu() for name, tensor in slot_of(server, "weighting").items()}  # as the losses are
@@ -157,17 +158,18 @@ def server_update(
     population = selected if clients is None else clients
     rejected = {} if are_valid else invalid_updates(method, updates, server)
     updates = {client: updates[client] for client in sorted(updates) if client not in rejected}
-    state, bounded = dict(server), dict[int, str]()
+    state, bounded, screened_out = dict(server), dict[int, str](), 0
     if settings.audit and mechanism is None and len(updates) > 1:
         state = with_slot(state, "audit", add_distances(slot_of(server, "audit"), updates))
     if settings.screen and updates:
         bad_shares = [part.bad_share for part in tolerant_parts(method)]
+        bad = tolerated_count(bad_shares, selected)
+        by_rule = bad if bad_shares else (len(updates) - 1) // 2
         screened = screen(
-            server, updates, settings.screen, slot_of(server, "screening"), clients=population,
-            bad=tolerated_count(bad_shares, selected), trusted=_trusted_tensors(method, updates),
-            robust=method.aggregator.is_robust,
+            server, updates, settings.screen, slot_of(server, "screening"), clients=population, bad=bad,
+            trusted=_trusted_tensors(method, updates), tolerated=by_rule if method.aggregator.is_robust else 0,
         )  # fmt: skip
-        updates, bounded = screened.updates, screened.bounded
+        updates, bounded, screened_out = screened.updates, screened.bounded, len(screened.rejected)
         rejected |= screened.rejected
         state = with_slot(state, "screening", screened.slot)
     accepted = list(updates)
@@ -178,11 +180,12 @@ def server_update(
     if mechanism is not None:
         aggregated = mechanism.aggregate(method, received, {client: u.parameters for client, u in updates.items()})
     else:
-        check_models(method, len(updates), selected)
         models = stack_models([u.parameters for u in updates.values()])  # (C, S)
         rule, weighting = RoundRule.of(
-            method, server, updates, settings, selected=selected, population=population, round=round, root=root
-        )
+            method, server, updates, settings, selected=selected, population=population, rejected=screened_out,
+            round=round, root=root,
+        )  # fmt: skip
+        check_models(method, rule.round)
         state, weights = with_slot(state, "weighting", weighting), rule.round.weights
         aggregated, slots = rule.aggregate(models)
         for name, slot in slots.items():

@@ -20,13 +20,14 @@ from fedtilt.losses import LOSSES, ClassLoss, CrossEntropy, Loss, losses_for
 from fedtilt.math.losses import SampleLoss
 from fedtilt.methods import Method, check_methods, component_of
 from fedtilt.methods.server_optimizers import SERVER_OPTIMIZERS
-from fedtilt.optimizers import OPTIMIZERS, SGD, Optimizer
+from fedtilt.optimizers import OPTIMIZERS, SGD, Optimizer, optimizer_of
 from fedtilt.parts import BUFFER_MODES
 from fedtilt.privacy.privacy import Privacy
 from fedtilt.schedules import SCHEDULES, Constant
 from fedtilt.stopping import STOPS
 from fedtilt.toml_text import format_toml
 from fedtilt.training import BACKENDS, LAST_BATCH
+from fedtilt.training.augmentation import Transform
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 CLUSTER_TIMEOUT = 600.0
@@ -43,10 +44,21 @@ class TrainSettings:
     participation: float = setting(0.1, "the share of clients that take part in a round", gt=0, le=1)
     epochs: int = setting(10, "passes of a client over its data in a round", ge=1, only_with={"local_steps": [None]})
     batch_size: int = setting(10, "samples per step", ge=1)
+    micro_batch_size: int | None = setting(
+        None, "samples in memory at once: a step accumulates the gradients of its batch from parts of this size, "
+        "with the same result; default: the whole batch", ge=1, example=4,
+    )  # fmt: skip
     last_batch: str = setting(
         "even",
         "how an epoch is split: even batches, a smaller last batch (keep), or without it (drop)",
         choices=LAST_BATCH,
+    )
+    transform: Any = setting(
+        None,
+        "augments what is trained on: a function of the inputs of a batch that returns inputs like them, with random "
+        "numbers of torch; default: none",
+        allowed="package.module:function",
+        example="augment:flip",
     )
     lr: float = setting(0.01, "learning rate of the shared model", gt=0)
     lr_personal: float | None = setting(None, "learning rate of the personal models; default: lr", gt=0, example=0.01)
@@ -57,6 +69,7 @@ class TrainSettings:
         SGD(),
         "the optimiser; its state is new in every round",
         named=OPTIMIZERS,
+        own="torch.optim.NAME",
         heading="The optimiser on the clients",
     )
     momentum: float = setting(0.0, "momentum of sgd, unless its table has it", ge=0, lt=1)
@@ -70,7 +83,8 @@ class TrainSettings:
     loss: Any = setting(
         None,
         "the loss of a sample, which the tilts act on; your own is a function of outputs and targets that returns one "
-        "value per sample; default: cross_entropy, or squared with numbers as targets",
+        "value per sample; default: cross_entropy, squared with numbers as targets, token_cross_entropy with tokens, "
+        "label_cross_entropy with several labels",
         named=LOSSES,
         own="package.module:function",
         example="focal",
@@ -193,7 +207,7 @@ class TrainSettings:
     def _make_objects(self) -> None:
         """Optimisers, the schedule and the loss from their names or tables, and the short forms of their settings."""
         made: dict[str, Any] = {
-            "optimizer": named_settings(self.optimizer, OPTIMIZERS, "optimizer"),
+            "optimizer": optimizer_of(self.optimizer),
             "schedule": named_settings(self.schedule, SCHEDULES, "schedule"),
         }
         if self.server_optimizer is not None:
@@ -219,6 +233,19 @@ class TrainSettings:
         warmup = self.schedule.warmup_rounds
         if 0 < self.rounds <= warmup:
             raise InputError(f"warmup_rounds = {warmup} is not less than rounds = {self.rounds}; choose fewer")
+        is_path = isinstance(self.transform, str) and is_function_path(self.transform)
+        if not (
+            self.transform is None or is_path or (callable(self.transform) and not isinstance(self.transform, str))
+        ):
+            raise InputError(
+                f"transform = {self.transform!r} is no function of a batch; name it as package.module:function, or "
+                "give a function in Python"
+            )
+        if self.micro_batch_size is not None and self.micro_batch_size >= self.batch_size:
+            raise InputError(
+                f"micro_batch_size = {self.micro_batch_size} has no effect: batch_size = {self.batch_size} is not "
+                "more; leave it out, or choose less"
+            )
         if self.cluster_timeout != CLUSTER_TIMEOUT and not self.on_cluster:
             raise InputError(
                 f"cluster_timeout = {self.cluster_timeout} has no effect here; set cluster, or leave it out"
@@ -252,8 +279,13 @@ class TrainSettings:
             return cast(SampleLoss, loss)
         return (loss.with_settings(label_smoothing=self.label_smoothing) if self.label_smoothing else loss).function
 
+    @functools.cached_property
+    def batch_transform(self) -> Transform | None:
+        """The function of `transform`; None: there is none."""
+        return import_function(self.transform, "transform") if isinstance(self.transform, str) else self.transform
+
     def for_task(self, task: str) -> Self:
-        """The settings with the loss of "classification" or "regression"; a loss of the other one is rejected."""
+        """The settings with the default loss of a task; a loss of another one is rejected."""
         names = losses_for(task)
         if isinstance(self.loss, Loss) and self.loss.task != task:
             raise InputError(
@@ -278,6 +310,12 @@ class TrainSettings:
         if self.privacy is not None:
             for method in methods:
                 self.privacy.check_method(method)
+        own = next((m for m in methods if m.training is not None and self.micro_batch_size is not None), None)
+        if own is not None:
+            raise InputError(
+                f"micro_batch_size = {self.micro_batch_size} has no effect on method {own.name!r}, whose training "
+                "takes whole batches; leave it out"
+            )
         for method in methods if self.attack is not None else ():
             rule = method.weighting
             if rule.claims:
@@ -309,12 +347,26 @@ class TrainSettings:
         """The epochs of a job: its own, or the run's; None with `local_steps`, which count instead."""
         return None if self.local_steps is not None else epochs or self.epochs
 
-    def selected(self, round: int, clients: int) -> list[int]:
-        """The clients that take part in a round; with secret randomness, every call is another draw."""
+    def selected(self, round: int, clients: int, left_out: Sequence[int] = ()) -> list[int]:
+        """The clients that take part in a round; with secret randomness, every call is another draw.
+
+        Clients that are left out are drawn like the others and then removed, so that the others are selected as with
+        them; the round may have no client.
+        """
         count = self.clients_per_round(clients)
         if self.privacy is not None and self.privacy.randomness == "secret":
-            return sorted(secrets.SystemRandom().sample(range(clients), count))
-        return seeds.choose(seeds.key(self.seed, "selection", round=round), clients, count)
+            drawn = sorted(secrets.SystemRandom().sample(range(clients), count))
+        else:
+            drawn = seeds.choose(seeds.key(self.seed, "selection", round=round), clients, count)
+        return [client for client in drawn if client not in left_out]
+
+    def check_left_out(self, left_out: Sequence[int]) -> None:
+        """Raise InputError if clients are left out and the privacy of the run counts on all of them."""
+        if left_out and self.privacy is not None:
+            raise InputError(
+                "leave_out gives rounds fewer clients than the privacy of the run is computed for; remove these "
+                "clients from the data, and start a new run"
+            )
 
     def clients_per_round(self, clients: int) -> int:
         """How many clients take part in a round: max(participation · N, 1)."""

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from fedtilt.data import Federation
 from fedtilt.data.inputs import Inputs, concatenate
+from fedtilt.data.targets import IGNORED, TABLE_TASKS, NumericTarget, Target, TokenTarget
+from fedtilt.evaluation.metrics import no_sums, sample_sums
 from fedtilt.evaluation.weighted_predictions import Array
 
 MAX_WORK = 200_000_000  # samples · columns · outputs, beyond which pooled models are skipped
@@ -21,18 +23,42 @@ _ITERATIONS = 1000  # of the logistic regression, at most
 
 
 def constant_outputs(federation: Federation, seed: int) -> dict[str, Tensor]:
-    """The majority class of all training samples or, with numbers as targets, their mean, for every test sample."""
+    """One prediction for every test sample: the majority class of all training samples, their mean, or frequencies.
+
+    Tokens and labels have their frequency in the training data as their probability.
+    """
     samples = sum(map(len, federation.test_index))
     y = torch.cat([federation.train(client, seed=seed, round=1)[1] for client in range(federation.clients)])
-    if federation.target is not None:
-        return {"mean": federation.target.predictions(y.mean().reshape(1, 1)).expand(samples).clone()}
+    target = federation.target
+    if isinstance(target, NumericTarget):
+        return {"mean": target.predictions(y.mean().reshape(1, 1)).expand(samples).clone()}
+    if target is not None:
+        found = [sample_sums(target, _frequency_logits(target, y, part), part) for part in _test_targets(federation)]
+        return {"frequencies": torch.cat([no_sums(target, 0), *found])}
     shares = y.bincount(minlength=federation.classes) / len(y)
     return {"majority": shares.float().expand(samples, -1).clone()}
+
+
+_ROWS = 128  # test samples whose outputs are in memory at a time
+
+
+def _test_targets(federation: Federation) -> list[Tensor]:
+    return list(federation.evaluation("test")[1].split(_ROWS))
+
+
+def _frequency_logits(target: Target, y: Tensor, like: Tensor) -> Tensor:
+    """The outputs of a model that knows the frequencies in y alone, for these targets; each is counted once more."""
+    if isinstance(target, TokenTarget):
+        counts = y[y != IGNORED].bincount(minlength=target.vocabulary) + 1
+        return (counts / counts.sum()).log().expand(*like.shape, -1)
+    return ((y.sum(0) + 1) / (len(y) + 2)).logit().expand_as(like)
 
 
 def pooled_problem(federation: Federation) -> str:
     """Why there are no pooled models; empty: there are."""
     data = federation.dataset
+    if data.task not in TABLE_TASKS:
+        return "they predict a class or a number"
     if data.image or not isinstance(data.x_train, Tensor) or not data.x_train.is_floating_point():
         return "they take tables of numbers"
     columns = int(np.prod(data.x_train.shape[1:])) + federation.clients
@@ -92,7 +118,7 @@ def _columns(x: Inputs) -> Array:
 
 def _outputs(federation: Federation, model: Any, rows: Array) -> Tensor:
     """Probabilities of all classes, those without a training sample included, or numbers in their unit."""
-    if federation.target is not None:
+    if isinstance(federation.target, NumericTarget):
         return federation.target.predictions(torch.from_numpy(model.predict(rows))[:, None])
     probabilities = torch.zeros(len(rows), federation.classes)
     probabilities[:, torch.from_numpy(model.classes_)] = torch.from_numpy(model.predict_proba(rows)).float()

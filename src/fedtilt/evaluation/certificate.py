@@ -20,6 +20,15 @@ Clopper and Pearson, the p at which x or more correct predictions have probabili
   alpha / 2, at least 1. (S. S. Wilks, Determination of sample sizes for setting tolerance limits, 1941; V. Vovk,
   A. Gammerman and G. Shafer, Algorithmic learning in a random world, 2005.) This takes N > 1 / alpha − 1 clients.
 
+Of tokens and several labels, a sample is right by a share in [0, 1], its right tokens or labels, and the mean of n
+independent shares takes the place of x / n. Its lower bound is the p at which the divergence from the observed mean
+m is log(1 / a) / n, and 0 for m = 0:
+
+    m · log(m / p) + (1 − m) · log((1 − m) / (1 − p)) = log(1 / a) / n,  p < m
+
+(W. Hoeffding, Probability inequalities for sums of bounded random variables, JASA 58, 1963, Theorem 1.) Tokens of a
+sample need not be independent, samples do.
+
 The statements are about new samples of the same clients, for models that were not chosen on this test data.
 """
 
@@ -35,6 +44,7 @@ from torch import Tensor
 from fedtilt import checks
 from fedtilt.data.groups import CLASS, in_words
 from fedtilt.errors import InputError
+from fedtilt.evaluation.metrics import shares_of
 
 _ROUNDING = 1e-9  # 1 − 0.95 is a little more than 0.05
 
@@ -64,7 +74,8 @@ class Certificate:
     with 95 % confidence, no client's accuracy is below 86 %, and none of its classes below 78 %
 
     Args:
-        correct: correct predictions, (clients, groups); with one group, there is no statement about groups
+        correct: correct predictions, (clients, groups); with one group, there is no statement about groups; float64:
+            the sums of what samples are right by, shares in [0, 1]
         total: test samples, (clients, groups); about a client without any, there is no statement
         confidence: the probability that a statement holds
         group: "class", or the column of the groups
@@ -76,13 +87,22 @@ class Certificate:
     confidence: float = 0.95
     group: str = CLASS
     attackers: int = 0
+    title: str = "accuracy"
 
-    def __post_init__(self) -> None:
-        if self.correct.is_floating_point():
+    @classmethod
+    def of(
+        cls, sums: Tensor, total: Tensor, confidence: float = 0.95, group: str = CLASS, attackers: int = 0
+    ) -> "Certificate":
+        """The certificate of the first score of these sums (see `metrics`) that is a mean of shares."""
+        found = shares_of(sums)
+        if found is None:
             raise InputError(
                 "a certificate is about shares of right predictions; errors of numbers have no bound without an "
                 "assumption about their distribution: use the intervals of metrics_frame"
             )
+        return cls(found[1], total, confidence, group, attackers, found[0].title)
+
+    def __post_init__(self) -> None:
         confidence = checks.number(self.confidence, "confidence")
         if not 0 < confidence < 1:
             raise InputError(f"confidence = {confidence:g} is not between 0 and 1; choose 0.95, for example")
@@ -91,7 +111,7 @@ class Certificate:
 
     def __str__(self) -> str:
         clients, groups = floor_percent(self.clients.bound), floor_percent(self.groups.bound)
-        text = f"with {100 * self.confidence:.6g} % confidence, no client's accuracy is below {clients}"
+        text = f"with {100 * self.confidence:.6g} % confidence, no client's {self.title} is below {clients}"
         if self._has_groups:
             text += f", and none of its {in_words(self.group)} below {groups}"
         return text + (f" ({'; '.join(self.notes)})" if self.notes else "")
@@ -185,8 +205,22 @@ def lower_bound(correct: Tensor, total: Tensor, level: float) -> Tensor:
     from scipy.special import betaincinv
 
     x, n = correct.double(), total.double()
+    if correct.is_floating_point():
+        return _hoeffding_bound(x / n.clamp(min=1), n, level).where(n > 0, math.nan)
     bound = torch.from_numpy(betaincinv(x.clamp(min=1).numpy(), (n - x + 1).numpy(), level))
     return bound.where(x > 0, 0.0).where(n > 0, math.nan)
+
+
+def _hoeffding_bound(mean: Tensor, n: Tensor, level: float) -> Tensor:
+    """The lower bound of the mean of shares in [0, 1], by bisection."""
+    allowed = -math.log(level) / n.clamp(min=1)
+    low, high = torch.zeros_like(mean), mean.clone()
+    for _ in range(60):  # halvings: below the rounding of a double
+        middle = (low + high) / 2
+        divergence = torch.xlogy(mean, mean / middle) + torch.xlogy(1 - mean, (1 - mean) / (1 - middle))
+        too_low = divergence > allowed
+        low, high = torch.where(too_low, middle, low), torch.where(too_low, high, middle)
+    return low.where(mean > 0, 0.0)
 
 
 def floor_percent(value: float) -> str:
@@ -231,6 +265,7 @@ def describe(certificates: Mapping[str, Certificate], *, unseen: bool) -> str:
         for name, c in certificates.items()
     ]
     whose = f"no client{f' ({first._one_group} of one)' * first._has_groups} is below {', '.join(bounds)}"
+    whose += f" in {first.title}" * (first.title != "accuracy")
     parts = [f"with {100 * first.confidence:.6g} % confidence, {whose}", *first.notes]
     if unseen:
         others = ", ".join(floor_percent(c.unseen_client) for c in certificates.values())

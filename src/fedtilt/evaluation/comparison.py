@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from fedtilt.evaluation.intervals import MIN_CLIENTS
+from fedtilt.evaluation.metrics import scores_of
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.statistics import PairedDifference, mean_difference
 from fedtilt.evaluation.true_spread import TrueSpread, spread_of_differences
 
 
 class Comparison(NamedTuple):
-    """Ours against theirs; above 0, ours are better: points of accuracy, or a lower absolute error."""
+    """Ours against theirs; above 0, ours are better: points of accuracy, or a lower error or loss."""
 
     difference: PairedDifference  # mean over clients
     clients: dict[str, float]  # the difference of every client that has test samples
@@ -38,10 +39,10 @@ class Comparison(NamedTuple):
 
 
 def sample_scores(predictions: Predictions) -> Tensor:
-    """100 for a correct prediction, else 0; of numbers, minus the absolute error, (S,) float64."""
-    if predictions.numbers is None:
-        return 100.0 * (predictions.outputs.argmax(1) == predictions.labels).double()
-    return -(predictions.outputs - predictions.numbers.double()).abs()
+    """The main score of every sample, (S,) float64: 100 for a correct prediction, else 0; minus an error or a loss."""
+    sums = predictions.sums()
+    score = scores_of(sums)[0]
+    return (1 if score.higher_is_better else -1) * score.values(sums, torch.ones(len(sums)))
 
 
 def compare(pairs: Sequence[tuple[Predictions, Predictions]], confidence: float = 0.95) -> Comparison:

@@ -1,4 +1,4 @@
-"""Metrics of predicted probabilities (AUROC, F1, log loss, calibration error, …) and of predicted numbers (MAE, R², …).
+"""Metrics of probabilities (AUROC, F1, log loss, …), of numbers (MAE, R², …), of tokens and of several labels.
 
 Every metric is a function of weighted samples, with one value per row of weights (B, S): equal weights give the metric,
 and the weights of a bootstrap its resamples, all at once. The values are those of scikit-learn with `sample_weight`,
@@ -13,8 +13,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from fedtilt.data.targets import TARGETS
 from fedtilt.errors import InputError
+from fedtilt.evaluation.metrics import (
+    EXACT_MATCH,
+    LABEL_ACCURACY,
+    LOSS,
+    MICRO_F1,
+    PERPLEXITY,
+    TOKEN_ACCURACY,
+    Score,
+)
 from fedtilt.evaluation.weighted_predictions import BINS, Array, PredictedClasses, Weighted, ratio
 
 _SMALLEST = float(np.finfo(np.float32).eps)  # a smaller probability counts as this in the log loss, as in scikit-learn
@@ -112,6 +123,21 @@ def _mean(weighted: Weighted, values: Array) -> Array:
     return ratio(weighted.weights @ values, weighted.total)
 
 
+def _of_score(score: Score) -> Callable[[Weighted], Array]:
+    """A score of `metrics` as a metric of weighted samples; percentages as shares."""
+
+    def values(weighted: Weighted) -> Array:
+        sums = torch.from_numpy(weighted.weights @ weighted.samples.sums)
+        found: Array = score.values(sums, torch.from_numpy(weighted.total)).numpy()
+        return found / 100 if score.unit == "%" else found
+
+    return values
+
+
+def _exact_matches(samples: Any) -> tuple[int, int]:
+    return int(samples.sums[:, EXACT_MATCH.share].sum()), len(samples.sums)
+
+
 class Metric(NamedTuple):
     """A metric in tables."""
 
@@ -121,7 +147,7 @@ class Metric(NamedTuple):
     higher_is_better: bool | None = True  # None: neither
     proportion: Callable[[Any], tuple[int, int] | None] = lambda samples: None  # (x, n) if it is a proportion x / n
     needs_positive: bool = False
-    of_numbers: bool = False
+    tasks: tuple[str, ...] = ("classification",)
 
 
 Mask = Callable[[PredictedClasses], Array]  # (S,) bool
@@ -178,25 +204,37 @@ METRICS = {
         _share(_predicted, lambda s: ~_positive(s)),
         needs_positive=True,
     ),
-    "mae": Metric("MAE", _mean_absolute_error, "no samples", higher_is_better=False, of_numbers=True),
-    "rmse": Metric("RMSE", _root_mean_squared_error, "no samples", higher_is_better=False, of_numbers=True),
-    "mean_error": Metric("mean error", _mean_error, "no samples", higher_is_better=None, of_numbers=True),
-    "r2": Metric("R²", _r2, "the same target in all samples", of_numbers=True),
+    "mae": Metric("MAE", _mean_absolute_error, "no samples", higher_is_better=False, tasks=("regression",)),
+    "rmse": Metric("RMSE", _root_mean_squared_error, "no samples", higher_is_better=False, tasks=("regression",)),
+    "mean_error": Metric("mean error", _mean_error, "no samples", higher_is_better=None, tasks=("regression",)),
+    "r2": Metric("R²", _r2, "the same target in all samples", tasks=("regression",)),
 }
-NUMBER_METRICS = ("mae", "rmse", "mean_error", "r2")
+METRICS |= {
+    score.name: Metric(score.title, _of_score(score), "no samples", score.higher_is_better, tasks=tasks)
+    for score, tasks in (
+        (LOSS, ("language", "multilabel")), (PERPLEXITY, ("language",)), (TOKEN_ACCURACY, ("language",)),
+        (LABEL_ACCURACY, ("multilabel",)), (EXACT_MATCH, ("multilabel",)), (MICRO_F1, ("multilabel",)),
+    )
+}  # fmt: skip
+METRICS["exact_match"] = METRICS["exact_match"]._replace(proportion=_exact_matches)
 OVERALL_METRICS = ("accuracy", "balanced_accuracy", "f1", "auroc", "auprc", "log_loss", "calibration_error")
 CLASS_METRICS = ("precision", "recall", "f1", "auroc", "auprc", "calibration_error")
 POSITIVE_METRICS = (*CLASS_METRICS[:5], "log_loss", "calibration_error", "selection_rate", "false_positive_rate")
 
 
-def check_metrics(names: Sequence[str], *, of_numbers: bool = False) -> list[str]:
-    """The names, or an error about one that does not exist for classes, or for numbers as targets."""
+def metrics_for(task: str) -> tuple[str, ...]:
+    """The names of all metrics for a task."""
+    return tuple(name for name, metric in METRICS.items() if task in metric.tasks)
+
+
+def check_metrics(names: Sequence[str], task: str = "classification") -> list[str]:
+    """The names, or an error about one that does not exist for a task."""
     names = [names] if isinstance(names, str) else list(names)
-    known = [name for name, metric in METRICS.items() if metric.of_numbers == of_numbers]
+    known = metrics_for(task)
     for name in names:
         if name not in known:
-            task = "numbers as targets" if of_numbers else "classes"
-            why = f"there is no metric {name!r}" if name not in METRICS else f"metric {name!r} is not for {task}"
+            what = TARGETS[task].words if task in TARGETS else "classes"
+            why = f"there is no metric {name!r}" if name not in METRICS else f"metric {name!r} is not for {what}"
             raise InputError(f"{why}; choose among {', '.join(known)}")
     if not names:
         raise InputError(f"metrics is empty; choose among {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""Evaluate models on the clients' test or validation data: correct predictions or errors by client and group."""
+"""Evaluate models on the clients' test or validation data: sums by client and group, see `metrics`."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -9,10 +9,11 @@ from torch.func import vmap
 
 from fedtilt.data import Federation
 from fedtilt.data.inputs import Inputs, take, to_device
+from fedtilt.data.targets import NumericTarget, TokenTarget
 from fedtilt.engine.client import client_model
 from fedtilt.engine.client_states import ClientStates, FederationState, Owner
 from fedtilt.evaluation.groups import CrossTable, group_names, groupings
-from fedtilt.evaluation.metrics import Counts, GroupCounts
+from fedtilt.evaluation.metrics import Counts, GroupCounts, no_sums, sample_sums
 from fedtilt.methods import Method
 from fedtilt.models import copy_with_parameters, functional_logits, trained_parameters, vector_to_parameters
 from fedtilt.parts import Parts, vector_to_buffers
@@ -20,11 +21,12 @@ from fedtilt.training import stacked
 from fedtilt.training.precision import fp32_deterministic
 
 _SAMPLES = {"cpu": 128, "cuda": 4096}  # in a forward pass: on a CPU so few that activations stay in its cache
-_MODELS = 64  # personal models in a stack, if they have at most 2 * _SAMPLES["cuda"] samples together
+_MODELS = 64  # personal models in a stack, if they have at most twice the samples of a forward pass together
+_LOGITS = {"cpu": 2**24, "cuda": 2**28}  # of tokens in a forward pass
 
 
 class Evaluator:
-    """Sums correct predictions or errors; a personal model is evaluated again only after it was trained again.
+    """Sums what is counted of every sample; a personal model is evaluated again only after it was trained again.
 
     Args:
         federation: the clients' data
@@ -56,6 +58,9 @@ class Evaluator:
         self._cells = CrossTable(groupings(federation, split))
         # errors are summed on the CPU, where the order of the additions does not change
         self._sum_device = device if self._target is None else torch.device("cpu")
+        self._samples = _SAMPLES[device.type]  # in a forward pass
+        if isinstance(self._target, TokenTarget):
+            self._samples = max(1, min(self._samples, _LOGITS[device.type] // (y[0].numel() * self._target.vocabulary)))
         self._cell = self._cells.codes.to(self._sum_device)
         self._client_and_cell = client.to(self._sum_device) * self._cells.count + self._cell
         self._cached: dict[str, tuple[Tensor, Tensor]] = {}  # method → round of training (N,), sums (N, cells, …)
@@ -77,7 +82,7 @@ class Evaluator:
     @functools.cached_property
     def _stackable_model(self) -> nn.Module | None:
         """The model in a form that evaluates many personal models at once; None: one at a time."""
-        fits = self._y.device.type == "cuda" and 0 < self._most_samples <= _SAMPLES["cuda"]
+        fits = self._y.device.type == "cuda" and 0 < self._most_samples <= self._samples
         if fits and not self._parts.buffers and stacked.can_stack(self._model, take(self._x, slice(0, 1))):
             return stacked.stackable_copy(self._model)
         return None
@@ -142,11 +147,11 @@ class Evaluator:
     def _sum_personal(self, owners: Sequence[Owner], client_states: ClientStates) -> Tensor:
         """The sums of personal models on the data of their clients, (models, cells, …)."""
         if not owners:
-            return self._zeros(0, self._cells.count).cpu()
+            return no_sums(self._target, 0, self._cells.count)
         net = self._stackable_model
         if net is None:
             return torch.stack([self._sum_one(owner, client_states) for owner in owners]).cpu()
-        size = max(1, min(_MODELS, 2 * _SAMPLES["cuda"] // max(1, self._most_samples)))
+        size = max(1, min(_MODELS, 2 * self._samples // max(1, self._most_samples)))
         stacks = [owners[i : i + size] for i in range(0, len(owners), size)]
         return torch.cat([self._sum_stack(net, stack, size, client_states) for stack in stacks]).cpu()
 
@@ -169,29 +174,19 @@ class Evaluator:
             return functional_logits(net, vector_to_parameters(net, theta), x)
 
         with torch.no_grad(), fp32_deterministic(device), stacked.batched_functions():
-            scores = self._scores(vmap(predict)(weights, take(self._x, rows)), self._y[rows])  # (models, samples, …)
+            outputs = vmap(predict)(weights, take(self._x, rows))
+            scores = sample_sums(self._target, outputs, self._y[rows])  # (models, samples, …)
         shape = *mask.shape, *[1] * (scores.dim() - 2)
         scores = scores * mask.to(scores.device).reshape(shape)
         cells = self._cell[rows.to(self._cell.device)].reshape(shape).expand_as(scores)
-        return self._zeros(len(padded), self._cells.count).scatter_add_(1, cells, scores)[: len(owners)]
-
-    def _scores(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """What is summed of every sample: whether it is correct, int64 (…), or its errors, float64 (…, 2)."""
-        if self._target is None:
-            return (outputs.argmax(-1) == y).long()
-        error = (self._target.predictions(outputs) - y.double()).cpu()
-        return torch.stack([error.abs(), error.square()], -1)
-
-    def _zeros(self, *shape: int) -> Tensor:
-        """Sums of no samples."""
-        if self._target is None:
-            return torch.zeros(shape, dtype=torch.long, device=self._sum_device)
-        return torch.zeros(*shape, 2, dtype=torch.float64)
+        sums = no_sums(self._target, len(padded), self._cells.count, device=self._sum_device)
+        return sums.scatter_add_(1, cells, scores)[: len(owners)]
 
     def predictions(self, method: Method, state: FederationState) -> Tensor:
         """What a method's evaluated models predict on all samples, ordered by client.
 
-        Probabilities (S, K) or, with numbers as targets, numbers in their unit (S,).
+        Probabilities (S, K); of numbers as targets, numbers in their unit (S,); of tokens and several labels, what an
+        evaluation sums of every sample (S, sums), because the outputs themselves may not fit into memory.
         """
         server, parts = state.server[method.name], self._parts.keeping(method.local_names)
         if parts.is_uniform and not method.has_personal:
@@ -205,19 +200,20 @@ class Evaluator:
     def _predict(self, weights: Tensor, buffers: Tensor | None, rows: slice) -> Tensor:
         """What one model predicts on these rows, on the CPU."""
         values = self._values(weights, buffers)
-        outputs = [self._outputs(values, batch).float() for batch in self._batches(rows)]
+        outputs = ((self._outputs(values, batch).float(), self._y[batch]) for batch in self._batches(rows))
+        if isinstance(self._target, NumericTarget):
+            target = self._target
+            return torch.cat([torch.zeros(0, dtype=torch.float64), *(target.predictions(o).cpu() for o, _ in outputs)])
         if self._target is not None:
-            predicted = [self._target.predictions(part).cpu() for part in outputs]
-            return torch.cat(predicted) if predicted else torch.zeros(0, dtype=torch.float64)
-        predicted = [part.softmax(1).cpu() for part in outputs]
-        return torch.cat(predicted) if predicted else torch.zeros(0, self._outputs_per_sample)
+            return torch.cat([no_sums(self._target, 0), *(sample_sums(self._target, o, y) for o, y in outputs)])
+        return torch.cat([torch.zeros(0, self._outputs_per_sample), *(o.softmax(1).cpu() for o, _ in outputs)])
 
     def _sum(self, weights: Tensor, buffers: Tensor | None, rows: slice, cell: Tensor, cells: int) -> Tensor:
         """The sums of one model on these rows in every cell, (cells, …)."""
-        sums = self._zeros(cells)
+        sums = no_sums(self._target, cells, device=self._sum_device)
         values = self._values(weights, buffers)
         for batch in self._batches(rows):
-            sums.index_add_(0, cell[batch], self._scores(self._outputs(values, batch), self._y[batch]))
+            sums.index_add_(0, cell[batch], sample_sums(self._target, self._outputs(values, batch), self._y[batch]))
         return sums
 
     def _values(self, weights: Tensor, buffers: Tensor | None) -> dict[str, Tensor]:
@@ -234,6 +230,5 @@ class Evaluator:
 
     def _batches(self, rows: slice) -> Iterator[slice]:
         """These rows in parts of a forward pass."""
-        size = _SAMPLES[self._y.device.type]
-        for start in range(rows.start, rows.stop, size):
-            yield slice(start, min(start + size, rows.stop))
+        for start in range(rows.start, rows.stop, self._samples):
+            yield slice(start, min(start + self._samples, rows.stop))

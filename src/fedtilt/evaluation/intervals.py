@@ -8,7 +8,14 @@ import numpy as np
 
 from fedtilt import seeds
 from fedtilt.evaluation.decision_metrics import METRICS
-from fedtilt.evaluation.weighted_predictions import Array, PredictedClasses, PredictedNumbers, Weighted, clopper_pearson
+from fedtilt.evaluation.weighted_predictions import (
+    Array,
+    PredictedClasses,
+    PredictedNumbers,
+    SampleSums,
+    Weighted,
+    clopper_pearson,
+)
 
 MIN_CLIENTS = 5  # among fewer, samples are resampled within each client
 MIN_SAMPLES = 10  # fewer are too few to resample
@@ -92,7 +99,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(
-    samples: PredictedClasses | PredictedNumbers,
+    samples: PredictedClasses | PredictedNumbers | SampleSums,
     clients: Array,
     metrics: Sequence[str],
     confidences: Sequence[float],
@@ -107,7 +114,7 @@ def estimate(
     which is the same in all resamples, has an exact one too.
 
     Args:
-        samples: labels and probabilities, or numbers and predictions
+        samples: labels and probabilities, numbers and predictions, or sums of every sample
         clients: the client of each sample, (S,)
         metrics: names of `METRICS`
         confidences: of the intervals
@@ -150,14 +157,14 @@ def estimate(
     return estimates
 
 
-def _undefined(name: str, samples: PredictedClasses | PredictedNumbers, count: int) -> str:
+def _undefined(name: str, samples: PredictedClasses | PredictedNumbers | SampleSums, count: int) -> str:
     if not count:
         return NO_SAMPLES
     return "about one class only" if METRICS[name].needs_positive and samples.positive is None else ""
 
 
 def bootstrap(
-    samples: PredictedClasses | PredictedNumbers,
+    samples: PredictedClasses | PredictedNumbers | SampleSums,
     clients: Array,
     metrics: Sequence[str],
     resamples: int,

@@ -1,18 +1,29 @@
 """Scores, client fairness and client data fairness from sums per client and group.
 
-Of classes, the sums are correct predictions, whole numbers (clients, groups); of numbers, absolute and squared errors
-in the unit of the target, float64 (clients, groups, 2).
+| task | sums over samples, (clients, groups, …) | scores |
+| --- | --- | --- |
+| classification | correct predictions, whole numbers | accuracy |
+| regression | absolute and squared errors, float64 | MAE, RMSE |
+| language | the loss of a sample, its share of right tokens, its tokens | loss, perplexity, token accuracy |
+| multilabel | loss, share of right labels, whether all are, labels found, labels found or there | label accuracy, … |
+
+`sample_sums` computes what is summed. A sample counts once, however many tokens or labels it has.
 """
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from fedtilt.data.targets import IGNORED, LabelTarget, NumericTarget, Target, TokenTarget
 from fedtilt.errors import InputError
+from fedtilt.math.losses import label_cross_entropy
+
+_MOST_LOSS = 700.0  # a perplexity beyond is not a finite number
 
 
 class Score(NamedTuple):
@@ -24,6 +35,7 @@ class Score(NamedTuple):
     spread_unit: str  # of a standard deviation
     higher_is_better: bool
     values: Callable[[Tensor, Tensor], Tensor]  # (sums, samples) → values of the shape of `samples`
+    share: int | None = None  # of a mean of shares in [0, 1]: which of the sums is theirs; None: it has no bound
 
     def text(self, value: float, digits: int = 2) -> str:
         """A value with its unit.
@@ -51,13 +63,87 @@ ACCURACY = Score(
 )
 MAE = Score("mae", "MAE", "", "", False, lambda errors, samples: errors[..., 0] / samples.double())
 RMSE = Score("rmse", "RMSE", "", "", False, lambda errors, samples: (errors[..., 1] / samples.double()).sqrt())
+LOSS = Score("loss", "loss", "", "", False, lambda sums, samples: sums[..., 0] / samples.double())
+PERPLEXITY = Score(
+    "perplexity", "perplexity", "", "", False,
+    lambda sums, samples: LOSS.values(sums, samples).clamp(max=_MOST_LOSS).exp(),
+)  # fmt: skip
+TOKEN_ACCURACY = Score("token_accuracy", "token accuracy", "%", "points", True, lambda s, n: _percent(s[..., 1], n), 1)
+LABEL_ACCURACY = Score("label_accuracy", "label accuracy", "%", "points", True, lambda s, n: _percent(s[..., 1], n), 1)
+EXACT_MATCH = Score("exact_match", "exact match", "%", "points", True, lambda s, n: _percent(s[..., 2], n), 2)
+MICRO_F1 = Score(  # of samples without a label, none of which is found: 100
+    "micro_f1", "micro F1", "%", "points", True,
+    lambda s, n: torch.where(s[..., 4] > 0, 200 * s[..., 3] / s[..., 4], 100.0).where(n > 0, math.nan),
+)  # fmt: skip
+_SCORES_OF = {  # by the number of sums, the main score first
+    NumericTarget.sums: (MAE, RMSE),
+    TokenTarget.sums: (LOSS, PERPLEXITY, TOKEN_ACCURACY),
+    LabelTarget.sums: (LABEL_ACCURACY, EXACT_MATCH, MICRO_F1, LOSS),
+}
 BEYOND_CHANCE = "client_fairness_beyond_chance"  # in files
-SCORES = {score.name: score for score in (ACCURACY, MAE, RMSE)}
+SCORES = {score.name: score for scores in ((ACCURACY,), *_SCORES_OF.values()) for score in scores}
+
+
+def _percent(sums: Tensor, samples: Tensor) -> Tensor:
+    return 100 * sums / samples.double()
 
 
 def scores_of(sums: Tensor) -> tuple[Score, ...]:
-    """The scores that follow from sums, the main one first: of classes the accuracy, of numbers MAE and RMSE."""
-    return (MAE, RMSE) if sums.is_floating_point() else (ACCURACY,)
+    """The scores that follow from sums, the main one first."""
+    return _SCORES_OF[sums.shape[-1]] if sums.is_floating_point() else (ACCURACY,)
+
+
+def others_of(score: Score) -> tuple[Score, ...]:
+    """The scores beside a main one."""
+    return next((scores[1:] for scores in _SCORES_OF.values() if scores[0] is score), ())
+
+
+def shares_of(sums: Tensor) -> tuple[Score, Tensor] | None:
+    """The first score that is a mean of shares of samples, and the sums of these; None: errors have no bound."""
+    if not sums.is_floating_point():
+        return ACCURACY, sums
+    return next(((s, sums[..., s.share]) for s in scores_of(sums) if s.share is not None), None)
+
+
+def share_columns(count: int) -> list[int]:
+    """Which of this many sums are of shares in [0, 1]."""
+    return sorted({score.share for score in _SCORES_OF[count] if score.share is not None})
+
+
+def no_sums(target: Target | None, *shape: int, device: torch.device | None = None) -> Tensor:
+    """Sums of no samples; those that are no whole numbers are on the CPU, where the order of additions is fixed."""
+    if target is None:
+        return torch.zeros(shape, dtype=torch.long, device=device)
+    return torch.zeros(*shape, target.sums, dtype=torch.float64)
+
+
+def sample_sums(target: Target | None, outputs: Tensor, y: Tensor) -> Tensor:
+    """What is summed of every sample: whole numbers (…), or float64 (…, sums) on the CPU.
+
+    Args:
+        target: what the targets are; None: classes
+        outputs: of the model
+        y: targets as in the data set
+    """
+    if isinstance(target, NumericTarget):
+        error = (target.predictions(outputs) - y.double()).cpu()
+        return torch.stack([error.abs(), error.square()], -1)
+    if isinstance(target, TokenTarget):
+        is_token = y != IGNORED
+        tokens = is_token.sum(-1)
+        losses = F.cross_entropy(
+            outputs.float().flatten(0, -2), y.flatten(), reduction="none", ignore_index=IGNORED
+        ).reshape(y.shape)  # fmt: skip
+        right = (outputs.argmax(-1) == y).sum(-1)
+        return torch.stack([losses.double().sum(-1) / tokens, right.double() / tokens, tokens.double()], -1).cpu()
+    if isinstance(target, LabelTarget):
+        losses = label_cross_entropy(outputs.float().flatten(0, -2), y.flatten(0, -2)).reshape(y.shape[:-1])
+        found, there = outputs > 0, y > 0  # a label is predicted if it is more probable than not
+        right = (found == there).double()
+        counts = (found & there).sum(-1), found.sum(-1) + there.sum(-1)
+        columns = [losses.double(), right.mean(-1), right.amin(-1), *(count.double() for count in counts)]
+        return torch.stack(columns, -1).cpu()
+    return (outputs.argmax(-1) == y).long()
 
 
 def main_score(names: Container[str]) -> Score:
@@ -115,8 +201,15 @@ class Metrics:
     best: float  # mean of the best tenth
     worst_client: float
     clients: int  # with test data
-    beyond_chance: float = math.nan  # std over clients of the true score, see `true_spread`; NaN: unknown
-    other: "Metrics | None" = None  # of a second score: the RMSE beside the MAE
+    beyond_chance: float | None = None  # std over clients of the true score, see `true_spread`; None: unknown
+    other: "Metrics | None" = None  # of the next score: the RMSE beside the MAE
+
+    @property
+    def all(self) -> "Iterator[Metrics]":
+        """The metrics of every score, the main one first."""
+        yield self
+        if self.other is not None:
+            yield from self.other.all
 
     @property
     def accuracy(self) -> float:
@@ -135,7 +228,7 @@ class Metrics:
 
     def value(self, score: str) -> float:
         """The mean of a score over clients."""
-        means = {found.score: found.mean for found in (self, self.other) if found is not None}
+        means = {found.score: found.mean for found in self.all}
         if score not in means:
             raise InputError(f"there is no {score} here, but {' and '.join(means)}")
         return means[score]
@@ -152,11 +245,11 @@ class Metrics:
             "best": self.best,
             _extreme(SCORES[self.score]): self.worst_client,
         } | self._known_beyond_chance
-        return found if self.other is None else found | _with_prefix(self.other.score, self.other.by_name())
+        return found if self.other is None else found | _with_prefix(self.other)
 
     @property
     def _known_beyond_chance(self) -> dict[str, float]:
-        return {} if math.isnan(self.beyond_chance) else {BEYOND_CHANCE: self.beyond_chance}
+        return {} if self.beyond_chance is None else {BEYOND_CHANCE: self.beyond_chance}
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -178,7 +271,7 @@ class Metrics:
         score = main_score(found)
         found["mean"] = found.pop(score.name)
         found["worst_client"] = found.pop(_extreme(score))
-        found["beyond_chance"] = found.pop(BEYOND_CHANCE, math.nan)
+        found["beyond_chance"] = found.pop(BEYOND_CHANCE, None)
         if "other" in found:
             found["other"] = cls.from_json(found["other"])
         return cls(score=score.name, **found | {"client_data_fairness": tuple(found["client_data_fairness"])})
@@ -193,7 +286,7 @@ class GroupMetrics:
     spread: float  # population std of these: 0 is perfectly fair
     client_spread: tuple[float, float]  # mean and std over clients of the std over a client's groups
     client_worst: float  # mean over clients of the score of a client's worst group
-    other: "GroupMetrics | None" = None  # of a second score: the RMSE beside the MAE
+    other: "GroupMetrics | None" = None  # of the next score: the RMSE beside the MAE
 
     @property
     def accuracy(self) -> Mapping[str, float]:
@@ -218,7 +311,7 @@ class GroupMetrics:
             "client_spread_std": std,
             "client_worst": self.client_worst,
         }
-        return found if self.other is None else found | _with_prefix(self.other.score, self.other.by_name())
+        return found if self.other is None else found | _with_prefix(self.other)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -246,9 +339,11 @@ def _extreme(score: Score) -> str:
     return "minimum" if score.higher_is_better else "maximum"
 
 
-def _with_prefix(score: str, values: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of a second score, each under a name that begins with the score's."""
-    return {key if key == score else f"{score}_{key}": value for key, value in values.items()}
+def _with_prefix(metrics: Metrics | GroupMetrics) -> dict[str, float]:
+    """The metrics of a score beside the main one and of those after it, under names that begin with the score's."""
+    own = replace(metrics, other=None).by_name().items()
+    found = {key if key == metrics.score else f"{metrics.score}_{key}": value for key, value in own}
+    return found if metrics.other is None else found | _with_prefix(metrics.other)
 
 
 def client_scores(sums: Tensor, total: Tensor, score: Score | None = None) -> Tensor:
@@ -271,11 +366,15 @@ def spread_in_clients(sums: Tensor, total: Tensor, score: Score | None = None) -
 def sampling_variances(sums: Tensor, samples: Tensor) -> Tensor:
     """The variance of every score due to its few samples, unbiased, in the shape of `samples`; NaN: unknown.
 
+    Sums of language and multilabel have no squares of the main score, so that their variances are unknown.
+
     Args:
         sums: correct predictions, or absolute and squared errors in a further dimension; see `metrics`
         samples: their number
     """
     n, score = samples.double(), scores_of(sums)[0]
+    if score not in (ACCURACY, MAE):
+        return torch.full_like(n, math.nan)
     mean = score.values(sums, samples)
     squares = 100 * mean if score is ACCURACY else sums[..., 1] / n  # mean of the squared scores of samples
     of_one = (squares - mean.square()).clamp(min=0) * n / (n - 1)  # variance of the score of one sample
@@ -289,11 +388,12 @@ def variance_beyond_chance(values: Tensor, variances: Tensor) -> Tensor:
     return (values - mean).square().nanmean(-1) - (1 - 1 / count) * variances.nanmean(-1)
 
 
-def _client_spread_beyond_chance(sums: Tensor, total: Tensor) -> float:
-    """The standard deviation over clients of the true score; NaN: no client has two test samples."""
+def _client_spread_beyond_chance(sums: Tensor, total: Tensor) -> float | None:
+    """The standard deviation over clients of the true main score; None: unknown."""
     samples = total.sum(1)
     variances = sampling_variances(sums.sum(1), samples)[samples > 0]
-    return variance_beyond_chance(client_scores(sums, total), variances).clamp(min=0).sqrt().item()
+    variance = variance_beyond_chance(client_scores(sums, total), variances)
+    return None if variance.isnan() else variance.clamp(min=0).sqrt().item()
 
 
 def compute_metrics(sums: Tensor, total: Tensor) -> Metrics:
@@ -331,7 +431,7 @@ def _metrics_of(scores: tuple[Score, ...], sums: Tensor, total: Tensor) -> Metri
         best=ordered[-tenth:].mean().item(),
         worst_client=ordered[0].item(),
         clients=len(ordered),
-        beyond_chance=math.nan if score is RMSE else _client_spread_beyond_chance(sums, total),
+        beyond_chance=_client_spread_beyond_chance(sums, total) if score is scores_of(sums)[0] else None,
         other=_metrics_of(tuple(others), sums, total) if others else None,
     )
 

@@ -11,18 +11,20 @@ from typing import Any
 
 from fedtilt import checks
 from fedtilt.data.groups import CLASS
+from fedtilt.data.targets import TARGETS
 from fedtilt.errors import InputError
 from fedtilt.evaluation.decision_metrics import (
     CLASS_METRICS,
     METRICS,
-    NUMBER_METRICS,
     OVERALL_METRICS,
     POSITIVE_METRICS,
     check_metrics,
+    metrics_for,
 )
 from fedtilt.evaluation.intervals import Estimate, Gap, estimate, gap_between
 from fedtilt.evaluation.predictions import CLIENT, Predictions
-from fedtilt.evaluation.weighted_predictions import PredictedClasses, PredictedNumbers
+from fedtilt.evaluation.threshold import Threshold
+from fedtilt.evaluation.weighted_predictions import PredictedClasses, PredictedNumbers, SampleSums
 from fedtilt.imports import import_extra
 
 
@@ -102,6 +104,7 @@ def metrics_frame(
     positive: str | None = None,
     confidence: float = 0.95,
     resamples: int = 1000,
+    threshold: Threshold | None = None,
 ) -> MetricsFrame:
     """Metrics of predictions, overall and by group.
 
@@ -116,6 +119,7 @@ def metrics_frame(
         positive: the class that all metrics are about, against all others; default: means over classes
         confidence: of the intervals
         resamples: of the bootstrap; 0: only exact intervals
+        threshold: of a class; default: the most probable class is predicted
     """
     if by is not None and by not in predictions.groupings:
         raise InputError(f"by = {by!r} is unknown; choose among {', '.join(predictions.groupings)}")
@@ -124,9 +128,8 @@ def metrics_frame(
         raise InputError(f"confidence = {confidence:g} is not between 0 and 1; choose 0.95, for example")
     if by == CLASS and positive is not None:
         raise InputError("by = 'class' is about every class in turn; leave out positive")
-    samples = with_targets(predictions, positive)
-    of_numbers = predictions.numbers is not None
-    names = check_metrics(_defaults(by, positive, of_numbers) if metrics is None else metrics, of_numbers=of_numbers)
+    samples = with_targets(predictions, positive, threshold)
+    names = check_metrics(_defaults(by, positive, predictions.task) if metrics is None else metrics, predictions.task)
     _check_positive(names, by, positive, predictions)
     clients = predictions.groupings[CLIENT].codes.numpy()
     grouping = None if by is None else predictions.groupings[by]
@@ -156,23 +159,28 @@ def metrics_frame(
     )
 
 
-def _defaults(by: str | None, positive: str | None, of_numbers: bool) -> tuple[str, ...]:
-    if of_numbers:
-        return NUMBER_METRICS
+def _defaults(by: str | None, positive: str | None, task: str) -> tuple[str, ...]:
+    if task != "classification":
+        return metrics_for(task)
     return CLASS_METRICS if by == CLASS else OVERALL_METRICS if positive is None else POSITIVE_METRICS
 
 
-def with_targets(predictions: Predictions, positive: str | None = None) -> Any:
-    """Predictions as metrics take them: `PredictedClasses` of classes, or `PredictedNumbers`."""
+def with_targets(predictions: Predictions, positive: str | None = None, threshold: Threshold | None = None) -> Any:
+    """Predictions as metrics take them: `PredictedClasses` of classes, `PredictedNumbers` or `SampleSums`."""
+    if positive is not None and not predictions.of_classes:
+        words = TARGETS[predictions.task].words
+        raise InputError(f"positive = {positive!r} is for classes, and the data has {words}; leave it out")
     if predictions.numbers is not None:
-        if positive is not None:
-            raise InputError(f"positive = {positive!r} is for classes, and the targets are numbers; leave it out")
         return PredictedNumbers(predictions.numbers.double().numpy(), predictions.outputs.numpy())
+    if not predictions.of_classes:
+        return SampleSums(predictions.outputs.numpy())
     if positive is not None and positive not in predictions.class_names:
         raise InputError(f"positive = {positive!r} is no class; choose among {', '.join(predictions.class_names)}")
     label = None if positive is None else predictions.class_names.index(positive)
+    probabilities = predictions.probabilities
+    chosen = None if threshold is None else threshold.classes(probabilities, predictions.class_names).numpy()
     return PredictedClasses(
-        predictions.labels.numpy(), predictions.probabilities.double().numpy(), label, predictions.rarer_class
+        predictions.labels.numpy(), probabilities.double().numpy(), label, predictions.rarer_class, chosen
     )
 
 

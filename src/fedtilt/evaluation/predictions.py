@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fedtilt.data import Federation
-from fedtilt.data.groups import CLASS
-from fedtilt.data.targets import RANGE
+from fedtilt.data.groups import CLASS, in_words
+from fedtilt.data.targets import ALL, RANGE, TABLE_TASKS, TARGETS, NumericTarget
 from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.prepare import PreparedRun
 from fedtilt.errors import InputError
@@ -27,8 +27,8 @@ RARE = 0.1  # the largest share of a rare class
 class Predictions:
     """What one method's evaluated models predict on the test data, ordered by client."""
 
-    outputs: Tensor  # probabilities, (S, K) float32; of numbers, predictions in their unit, (S,) float64
-    groupings: Mapping[str, Grouping]  # "client", "class" or "range", and the columns of groups
+    outputs: Tensor  # probabilities (S, K), float32; of other tasks what `Evaluator.predictions` returns, float64
+    groupings: Mapping[str, Grouping]  # "client", "class", "range" or "all", and the columns of groups
     numbers: Tensor | None = None  # (S,) the targets if they are numbers, float32
     scores: Scores | None = None  # on validation data; None: there is none
 
@@ -37,22 +37,36 @@ class Predictions:
         """Predicted probabilities of the classes, (S, K) float32."""
         if self.numbers is not None:
             raise InputError("there are no probabilities of numbers; use outputs, the predicted numbers")
+        if not self.of_classes:
+            raise InputError("there are no probabilities of classes here; outputs has the sums of every sample")
         return self.outputs
 
     @property
+    def task(self) -> str:
+        """What is predicted, by the sums of a sample."""
+        if self.of_classes or self.numbers is not None:
+            return "classification" if self.of_classes else "regression"
+        return next(cls.task for cls in TARGETS.values() if cls.sums == self.outputs.shape[1])
+
+    @property
+    def of_classes(self) -> bool:
+        """Whether classes are predicted."""
+        return self.label_group == CLASS
+
+    @property
     def labels(self) -> Tensor:
-        """The true class of each sample, or the range of its target, (S,)."""
-        return self.groupings[self._label_group].codes
+        """The true class of each sample, or the group of its target, (S,)."""
+        return self.groupings[self.label_group].codes
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of the classes, or of the ranges of the target."""
-        return self.groupings[self._label_group].names
+        """The names of the classes, or of the groups of the target."""
+        return self.groupings[self.label_group].names
 
     @property
     def rarer_class(self) -> int | None:
         """Of two classes, the one with fewer test samples (of equals, the second); None: there are not two."""
-        if self.numbers is not None or len(self.class_names) != 2:
+        if not self.of_classes or len(self.class_names) != 2:
             return None
         first, second = self.labels.bincount(minlength=2).tolist()
         return 0 if first < second else 1
@@ -67,15 +81,18 @@ class Predictions:
         return self.class_names[rarer] if 0 < count <= RARE * len(self.labels) else None
 
     @property
-    def _label_group(self) -> str:
-        return CLASS if self.numbers is None else RANGE
+    def label_group(self) -> str:
+        """The name of the groups that follow from the targets."""
+        return RANGE if self.numbers is not None else ALL if ALL in self.groupings else CLASS
 
     def __repr__(self) -> str:
-        what = f"{len(self.class_names)} classes" if self.numbers is None else "numbers"
+        what = f"{len(self.class_names)} classes" if self.of_classes else in_words(self.label_group)
         return f"Predictions({len(self.outputs):,} test samples, {what}, by {', '.join(self.groupings)})"
 
     def prediction_sets(self, coverage: float = 0.9, bad_share: float = 0.0) -> PredictionSets:
         """Sets that contain the truth with this probability: see `prediction_sets.PredictionSets`."""
+        if self.task not in TABLE_TASKS:
+            raise InputError(f"prediction sets are of classes and numbers, and the data has {TARGETS[self.task].words}")
         if self.scores is None:
             raise InputError(
                 "prediction sets need validation data, and the run has none; train with clients.validation = 0.2 in "
@@ -87,19 +104,24 @@ class Predictions:
         sizes = clients.codes.bincount(minlength=len(clients.names)).tolist()
         return PredictionSets(self.scores, bins.split(sizes), clients.names, coverage, bad_share, self.outputs)
 
-    def counts(self, by: str = CLASS) -> tuple[Tensor, Tensor]:
-        """Sums as in `metrics`, correct predictions or errors, and samples, both by client and group."""
-        clients, groups = self.groupings[CLIENT], self.groupings[by]
+    def sums(self) -> Tensor:
+        """What `metrics` sums of every sample: whether it is right (S,), int64, or float64 (S, sums)."""
+        if self.of_classes:
+            return (self.probabilities.argmax(1) == self.labels).long()
+        if self.numbers is None:
+            return self.outputs
+        error = self.outputs - self.numbers.double()
+        return torch.stack([error.abs(), error.square()], -1)
+
+    def counts(self, by: str | None = None) -> tuple[Tensor, Tensor]:
+        """Sums as in `metrics` and samples, both by client and group; default: by the groups of the targets."""
+        clients, groups = self.groupings[CLIENT], self.groupings[by or self.label_group]
         shape = len(clients.names), len(groups.names)
         cell = clients.codes * shape[1] + groups.codes
         total = cell.bincount(minlength=shape[0] * shape[1]).reshape(shape)
-        if self.numbers is None:
-            correct = cell[self.probabilities.argmax(1) == self.labels]
-            return correct.bincount(minlength=shape[0] * shape[1]).reshape(shape), total
-        error = self.outputs - self.numbers.double()
-        sums = torch.zeros(shape[0] * shape[1], 2, dtype=torch.float64)
-        sums.index_add_(0, cell, torch.stack([error.abs(), error.square()], -1))
-        return sums.reshape(*shape, 2), total
+        values = self.sums()
+        sums = values.new_zeros(shape[0] * shape[1], *values.shape[1:]).index_add_(0, cell, values)
+        return sums.reshape(*shape, *values.shape[1:]), total
 
 
 def predict(prepared: PreparedRun, methods: Sequence[Method], state: FederationState) -> dict[str, Predictions]:
@@ -108,7 +130,7 @@ def predict(prepared: PreparedRun, methods: Sequence[Method], state: FederationS
         evaluator = Evaluator(prepared.federation, prepared.net, prepared.parts, prepared.device)
         outputs = {m.name: evaluator.predictions(m, state) for m in methods}
         scores = {}
-        if any(map(len, prepared.federation.validation_index)):
+        if any(map(len, prepared.federation.validation_index)) and has_prediction_sets(prepared.federation):
             evaluator = Evaluator(prepared.federation, prepared.net, prepared.parts, prepared.device, "validation")
             scores = {m.name: scores_of(prepared.federation, evaluator.predictions(m, state)) for m in methods}
     return predictions_of(prepared.federation, outputs, scores)
@@ -121,9 +143,14 @@ def score_bins(outputs: Tensor, targets: Tensor, deviation: float | None) -> Ten
     return class_bins(outputs).gather(1, targets[:, None])[:, 0]
 
 
+def has_prediction_sets(federation: Federation) -> bool:
+    """Whether what is predicted, classes or numbers, has prediction sets."""
+    return federation.dataset.task in TABLE_TASKS
+
+
 def scores_of(federation: Federation, outputs: Tensor) -> Scores:
     """The scores of outputs on the validation data of all clients, ordered by client."""
-    deviation = None if federation.target is None else federation.target.deviation
+    deviation = federation.target.deviation if isinstance(federation.target, NumericTarget) else None
     bins = score_bins(outputs, federation.evaluation("validation")[1], deviation)
     sizes = [len(rows) for rows in federation.validation_index]
     return Scores(bins.split(sizes), federation.class_counts(), deviation)
@@ -155,7 +182,7 @@ def predictions_of(
 ) -> dict[str, Predictions]:
     """Outputs on the test data of all clients, ordered by client, with what the samples can be grouped by."""
     _, y, clients = federation.evaluation("test")
-    numbers = None if federation.target is None else y
+    numbers = y if isinstance(federation.target, NumericTarget) else None
     by = {CLIENT: Grouping(CLIENT, federation.client_names, clients)} | groupings(federation)
     return {
         name: Predictions(outputs=found, groupings=by, numbers=numbers, scores=(scores or {}).get(name))

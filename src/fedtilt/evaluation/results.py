@@ -16,7 +16,7 @@ from fedtilt.auditing.samples import Audit, audit_samples, most_robust
 from fedtilt.data import Federation
 from fedtilt.data.groups import CLASS
 from fedtilt.data.naming import client_number
-from fedtilt.data.targets import NumericTarget
+from fedtilt.data.targets import Target
 from fedtilt.engine.client import build_client_model
 from fedtilt.engine.client_states import ClientStates
 from fedtilt.engine.updates import distances_by_round
@@ -53,7 +53,7 @@ class EvaluatedResult:
 
     name: str
     history: list[tuple[int, RoundMetrics]]  # (round, metrics) of every evaluated round
-    sums: Tensor  # of the evaluated models, see `metrics`: (N, K) correct predictions, or (N, K, 2) errors
+    sums: Tensor  # of the evaluated models, see `metrics`: (N, K) correct predictions, or (N, K, sums)
     total: Tensor  # (N, K) test samples
     validation: Metrics | None = None  # of the evaluated models on validation data, if there is any
     client_names: tuple[str, ...]
@@ -89,9 +89,13 @@ class EvaluatedResult:
         """Mean over clients of the root mean squared error, in the unit of the target."""
         return self.metrics.rmse
 
+    def score(self, name: str) -> float:
+        """The mean over clients of a score by name, such as "perplexity" or "label_accuracy"."""
+        return self.metrics.value(name)
+
     @property
     def client_fairness(self) -> float:
-        """Standard deviation over clients of the accuracy, in points, or of the MAE: lower is fairer."""
+        """Standard deviation over clients of the main score, of the accuracy in points: lower is fairer."""
         return self.metrics.client_fairness
 
     @property
@@ -126,7 +130,7 @@ class EvaluatedResult:
         """Sums and test samples by client and group (see `metrics`), and the groups' names.
 
         Args:
-            by: "class", "range" or a column of groups; default: what `tau` tilts over
+            by: "class", "range", "all" or a column of groups; default: what `tau` tilts over
         """
         by = by or self.group
         if not self.group_counts and by == CLASS:
@@ -140,8 +144,8 @@ class EvaluatedResult:
 
     def certificate(self, confidence: float = 0.95, by: str | None = None) -> Certificate:
         """Lower bounds of the accuracy of all clients, and of their classes or groups; `print` shows the statement."""
-        correct, total, _ = self.table(by)
-        return Certificate(correct, total, confidence, by or self.group)
+        sums, total, _ = self.table(by)
+        return Certificate.of(sums, total, confidence, by or self.group)
 
     def true_spread(self, over: str = CLIENT, by: str | None = None, confidence: float = 0.95) -> TrueSpread:
         """How far the true scores are apart: fairness beyond the chance of few test samples, with an interval.
@@ -198,7 +202,7 @@ class MethodResult(EvaluatedResult):
     _net: nn.Module
     _parts: Parts
     _server: Tensors  # server state
-    _target: NumericTarget | None = None  # the scale of the targets if they are numbers
+    _target: Target | None = None  # what the targets are; None: classes
     _client_states: ClientStates | None = None  # None: on other machines
     _declared_sets: Callable[[float, float], PredictionSets] | None = None  # of sites; None: data is on this machine
 
@@ -414,8 +418,8 @@ class Result(Mapping[str, MethodResult]):
         """A table with one row per method, client and class or group: samples and the scores on them.
 
         Baselines follow the methods if they are computed. Clients and classes have their numbers and, in `client_name`
-        and `class_name`, their names. Classes have the columns correct, samples and accuracy in percent; numbers as
-        targets have samples, mae and rmse.
+        and `class_name`, their names. Classes have the columns correct, samples and accuracy in percent; other targets
+        have samples and their scores, such as mae and rmse, or loss, perplexity and token_accuracy.
 
         Args:
             by: "class", "range" or a column of groups; default: what `tau` tilts over. With "client", a row per method
@@ -454,7 +458,8 @@ class Result(Mapping[str, MethodResult]):
 
 def _in_words(metrics: Metrics) -> str:
     score, spread = SCORES[metrics.score], metrics.client_data_fairness
-    other = "" if metrics.other is None else f", {SCORES[metrics.other.score].title} {metrics.other.mean:.2f}"
+    _, *others = metrics.all
+    other = "".join(f", {SCORES[found.score].title} {SCORES[found.score].text(found.mean)}" for found in others)
     return (
         f"{score.title} {score.text(metrics.mean)}{other}, client fairness {metrics.client_fairness:.2f}, "
         f"client data fairness {spread[0]:.2f} / {spread[1]:.2f}"

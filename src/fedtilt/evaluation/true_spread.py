@@ -27,6 +27,9 @@ X / n over clients, the client fairness of the paper, grows with the chance in e
   spread, weighted by its profile likelihood with a flat prior of its square; they contain the uncertainty of m, too.
   (C. N. Morris, Parametric empirical Bayes inference: theory and applications, JASA 78, 1983.)
 
+All of it needs the variance of samples, which `sampling_variances` has for accuracy and mean absolute error. For other
+scores, and for errors of clients with one sample each, results are NaN.
+
 scipy is slow to import, so functions import it themselves.
 """
 
@@ -50,7 +53,10 @@ _SMALLEST = 1e-9
 
 
 class TrueSpread(NamedTuple):
-    """How far the true scores of clients (or groups) are apart, in points of accuracy, or in the unit of the target."""
+    """How far the true scores of clients (or groups) are apart, in points of accuracy, or in the unit of the target.
+
+    NaN: unknown.
+    """
 
     observed: float  # population std of the scores on the test data: the client fairness of the paper
     chance: float  # the std that would remain if all were equally good
@@ -68,7 +74,7 @@ class TrueSpread(NamedTuple):
 
 
 class ClientEstimates(NamedTuple):
-    """The true score of every client, shrunk towards the mean, with an interval; NaN: no test data."""
+    """The true score of every client, shrunk towards the mean, with an interval; NaN: no test data, or unknown."""
 
     estimate: Tensor  # (N,)
     low: Tensor
@@ -100,7 +106,10 @@ def true_spread(sums: Tensor, total: Tensor, confidence: float = CONFIDENCE) -> 
         total: test samples, (clients, groups)
         confidence: of the interval
     """
-    return _spread(_model(sums, total), client_scores(sums, total), _client_variances(sums, total), confidence)
+    model, values = _model(sums, total), client_scores(sums, total)
+    if model is None:
+        return _unknown(len(values))
+    return _spread(model, values, _client_variances(sums, total), confidence)
 
 
 def true_spread_in_clients(sums: Tensor, total: Tensor, confidence: float = CONFIDENCE) -> TrueSpread:
@@ -110,11 +119,10 @@ def true_spread_in_clients(sums: Tensor, total: Tensor, confidence: float = CONF
     interval by Student's t over clients. Only clients with several groups count; NaN: there is none.
     """
     several = (total > 0).sum(1) > 1
-    if not several.any():
-        nan = math.nan
-        return TrueSpread(nan, nan, nan, nan, nan, nan, nan, 0)
     values = scores_of(sums)[0].values(sums, total)[several]
     variances = sampling_variances(sums, total)[several]
+    if variances.isnan().all():
+        return _unknown(len(values))
     corrected = variance_beyond_chance(values, variances)
     observed = variance_beyond_chance(values, variances * 0)
     found = mean_difference(corrected.tolist(), confidence)
@@ -146,13 +154,17 @@ def fairness_difference(
 
     The variance without chance is a mean over clients of (score − mean)² · N / (N − 1) less the variance of the score,
     so the difference between two methods on the same clients is a mean of paired terms, with Student's t over clients.
+    NaN, without an interval: unknown.
     """
     terms = []
     for sums in (ours, theirs):
         values = client_scores(sums, total)
         squares = (values - values.mean()).square() * len(values) / max(1, len(values) - 1)
         terms.append(squares - _client_variances(sums, total))
-    return mean_difference((terms[0] - terms[1]).tolist(), confidence)
+    differences = terms[0] - terms[1]
+    if differences.isnan().any():
+        return PairedDifference(math.nan, -math.inf, math.inf, 1.0, math.nan, len(differences))
+    return mean_difference(differences.tolist(), confidence)
 
 
 def client_estimates(sums: Tensor, total: Tensor, confidence: float = CONFIDENCE) -> ClientEstimates:
@@ -164,9 +176,20 @@ def client_estimates(sums: Tensor, total: Tensor, confidence: float = CONFIDENCE
     """
     scale = 100.0 if scores_of(sums)[0] is ACCURACY else 1.0
     found = torch.full((3, len(total)), math.nan, dtype=torch.float64)
-    found[:, total.sum(1) > 0] = scale * torch.from_numpy(_posterior(_model(sums, total, doubt=0.5), confidence))
+    if (model := _model(sums, total, doubt=0.5)) is not None:
+        found[:, total.sum(1) > 0] = scale * torch.from_numpy(_posterior(model, confidence))
     estimate, low, high = found
     return ClientEstimates(estimate, low, high, float(estimate.nanmean()))
+
+
+def knows_variances(sums: Tensor, total: Tensor) -> bool:
+    """Whether the variances of the clients' scores are known; otherwise, results are NaN."""
+    return _model(sums, total) is not None
+
+
+def _unknown(clients: int) -> TrueSpread:
+    nan = math.nan
+    return TrueSpread(nan, nan, nan, nan, nan, nan, nan, clients)
 
 
 def _client_variances(sums: Tensor, total: Tensor) -> Tensor:
@@ -284,12 +307,14 @@ class _Normal:
         return np.asarray(mean + float(ndtri(level)) * np.sqrt(variance))
 
 
-def _model(sums: Tensor, total: Tensor, doubt: float = 0.0) -> _Model:
+def _model(sums: Tensor, total: Tensor, doubt: float = 0.0) -> _Model | None:
+    """What is known of the clients that have test data; None: the variances of their scores are unknown."""
     samples = total.sum(1)
     present = samples > 0
     if scores_of(sums)[0] is ACCURACY:
         return _BetaBinomial(sums.sum(1)[present].numpy(), samples[present].numpy(), doubt)
-    return _normal(client_scores(sums, total), _client_variances(sums, total), samples[present])
+    variances = _client_variances(sums, total)
+    return None if variances.isnan().any() else _normal(client_scores(sums, total), variances, samples[present])
 
 
 def _normal(values: Tensor, variances: Tensor, samples: Tensor) -> _Normal:

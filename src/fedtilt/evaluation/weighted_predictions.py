@@ -19,11 +19,12 @@ class PredictedClasses:
     probabilities: Array
     positive: int | None = None
     rarer: int | None = None  # of two classes, the one with fewer samples, some of which may not be among these
+    chosen: Array | None = None  # (S,) the predicted classes; None: the most probable ones
 
     @cached_property
     def predicted(self) -> Array:
-        """The most probable class, (S,)."""
-        return self.probabilities.argmax(1)
+        """The predicted class, (S,)."""
+        return self.probabilities.argmax(1) if self.chosen is None else self.chosen
 
     @cached_property
     def correct(self) -> Array:
@@ -39,9 +40,9 @@ class PredictedClasses:
 
     @cached_property
     def confidence(self) -> tuple[Array, Array]:
-        """A probability, and whether what it is the probability of is true: the positive class, or the prediction."""
+        """A probability, and whether what it is of is true: the positive class, or the most probable one."""
         if self.positive is None:
-            return self.probabilities.max(1), self.correct
+            return self.probabilities.max(1), self.probabilities.argmax(1) == self.labels
         return self.probabilities[:, self.positive], self.labels == self.positive
 
     @cached_property
@@ -58,7 +59,8 @@ class PredictedClasses:
 
     def take(self, rows: Array) -> "PredictedClasses":
         """The samples of these rows."""
-        return PredictedClasses(self.labels[rows], self.probabilities[rows], self.positive, self.rarer)
+        chosen = None if self.chosen is None else self.chosen[rows]
+        return PredictedClasses(self.labels[rows], self.probabilities[rows], self.positive, self.rarer, chosen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +82,19 @@ class PredictedNumbers:
         return PredictedNumbers(self.targets[rows], self.predictions[rows])
 
 
+@dataclass(frozen=True, eq=False)
+class SampleSums:
+    """What `metrics` sums of every sample, (S, sums), of tokens or several labels."""
+
+    sums: Array
+
+    positive = None
+
+    def take(self, rows: Array) -> "SampleSums":
+        """The samples of these rows."""
+        return SampleSums(self.sums[rows])
+
+
 class _ClassCounts(NamedTuple):
     """Weights of samples of one class against all others, each (B,)."""
 
@@ -99,7 +114,7 @@ class _Ranking(NamedTuple):
 class Weighted:
     """Samples with weights (B, S); what is computed of them has one value per row of weights, (B,)."""
 
-    samples: Any  # PredictedClasses or PredictedNumbers
+    samples: Any  # PredictedClasses, PredictedNumbers or SampleSums
     weights: Array
 
     @cached_property

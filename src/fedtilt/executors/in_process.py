@@ -20,6 +20,7 @@ from fedtilt.data import Federation
 from fedtilt.data.inputs import Inputs, split
 from fedtilt.devices import upload
 from fedtilt.training import BACKENDS, Batches, LocalJob, Trained, make_batches, stacked
+from fedtilt.training.augmentation import Augmentation, Transform
 from fedtilt.training.local_job import batch_bounds
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class BatchSettings:
     epochs: int
     batch_size: int
     last_batch: str
+    batch_transform: Transform | None = None
 
     @classmethod
     def of(cls, settings: TrainSettings) -> Self:
@@ -88,6 +90,7 @@ class BatchSettings:
                 bounds=_bounds(samples, self.batch_size, self.last_batch, len(y)),
                 key=seeds.key(self.seed, "dropout", round=round, client=client),
                 groups={name: codes[i] for name, codes in of_clients.items()},
+                augmentation=Augmentation.of(self.batch_transform, seed=self.seed, round=round, client=client),
             )
             for i, (client, samples, x, y, order, weights) in enumerate(parts)
         }  # fmt: skip
@@ -107,7 +110,7 @@ class BatchSettings:
         epochs = max(self._epochs(job, len(y)) for job in jobs)
         return make_batches(
             x, y, seed=self.seed, round=round, client=client, epochs=epochs, batch_size=self.batch_size,
-            last_batch=self.last_batch, groups={},
+            last_batch=self.last_batch, groups={}, transform=self.batch_transform,
         )  # fmt: skip
 
     def _epochs(self, job: LocalJob, samples: int) -> int:

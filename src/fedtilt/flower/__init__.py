@@ -3,8 +3,10 @@
 task      what the federation learns: a spec and, optionally, a model and a function that reads a site's data
 site      one client: trains, evaluates, stores its state and its report (`site_files`), reads its table (`site_table`)
 client    a Flower ClientApp around a site
-strategy  a Flower Strategy: selects sites, checks every reply (`membership`), aggregates, counts rejections
-server    a Flower ServerApp around the strategy: sites with tables agree on one schema before the first round
+strategy  a Flower Strategy for the clients of any Flower app: our rules and screening in place of Flower's average
+site_strategy
+          a Strategy for our sites: selects them, checks every reply (`membership`), aggregates, counts rejections
+server    a Flower ServerApp around `site_strategy`: sites with tables agree on one schema before the first round
           (`schema_exchange`), run folder, checkpoints, resume (`run_folder`), going back to a good round
           (`training_history`)
 

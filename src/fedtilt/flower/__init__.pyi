@@ -5,5 +5,6 @@ from fedtilt.flower.policy import RoundPolicy as RoundPolicy
 from fedtilt.flower.run_folder import ServerRunFolder as ServerRunFolder
 from fedtilt.flower.schema_exchange import agree_on_schema as agree_on_schema
 from fedtilt.flower.server import server_app as server_app
+from fedtilt.flower.site_strategy import SiteStrategy as SiteStrategy
 from fedtilt.flower.strategy import FedTiltStrategy as FedTiltStrategy
 from fedtilt.flower.task import Task as Task

@@ -2,8 +2,8 @@
 
 A site sends the correct predictions of the shared and, if there is one, the personal model, and its test samples: by
 class or, if it withholds those (`declare-classes=false` in `--node-config`), in total and the spread over its classes;
-of numbers as targets, sums of absolute and squared errors by range of the target. If its operator agrees, it declares
-more: `declare-groups=true`, sums of the evaluated model and samples by group, without groups of few samples;
+of other targets, the sums of `metrics` by group of the target. If its operator agrees, it declares more:
+`declare-groups=true`, sums of the evaluated model and samples by group, without groups of few samples;
 `declare-metrics=true`, its own metrics; `declare-scores=true`, counts of its validation and test samples by bin of
 their score, for prediction sets.
 """
@@ -18,6 +18,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedtilt.data.tables.schema import MIN_COUNT
+from fedtilt.data.targets import Target
 from fedtilt.errors import InputError
 from fedtilt.evaluation.decision_metrics import METRICS
 from fedtilt.evaluation.metrics import (
@@ -27,6 +28,7 @@ from fedtilt.evaluation.metrics import (
     Metrics,
     compute_group_metrics,
     scores_of,
+    share_columns,
     spread_in_clients,
 )
 from fedtilt.evaluation.prediction_sets import bins_of
@@ -37,9 +39,9 @@ from fedtilt.flower.message_fields import (
     decode_json,
     encode_json,
     read_counts,
-    read_errors,
     read_int,
     read_spreads,
+    read_sums,
     reply_metrics,
     shorten,
 )
@@ -62,9 +64,9 @@ class Declared(NamedTuple):
 
 
 class EvaluationReply(NamedTuple):
-    """Correct predictions, or errors of numbers, and samples on a site's test data, by class or as one total."""
+    """Correct predictions, or other sums, and samples on a site's test data, by class or as one total."""
 
-    shared: Tensor  # (K,) or (1,); errors have one more dimension of 2
+    shared: Tensor  # (K,) or (1,); sums that are no counts have one more dimension
     personal: Tensor | None  # None: the method has no personal model, or the site was never selected
     total: Tensor  # (K,) or (1,)
     class_spreads: Tensor  # (2, scores): std over the site's classes, of the shared and of the personal model
@@ -104,33 +106,40 @@ def encode_evaluation_reply(reply: EvaluationReply, round: int, by_class: bool) 
 
 
 def decode_evaluation_reply(
-    reply: Message, round: int, classes: int, max_samples: int, *, of_numbers: bool = False
+    reply: Message, round: int, classes: int, max_samples: int, target: Target | None = None
 ) -> EvaluationReply:
-    """Decode a reply to `evaluate`; `classes` may be ranges of the target, if `of_numbers`."""
+    """Decode a reply to `evaluate`; `classes` may be groups of a target."""
     metrics = reply_metrics(reply, round)
     by_class = read_int(metrics, "by-class", 0, 1) == 1
     size = classes if by_class else 1
     total = read_counts(metrics, "total", torch.full((size,), max_samples))
-    read = read_errors if of_numbers else read_counts
-    shared = read(metrics, "shared", total)
-    personal = read(metrics, "personal", total) if "personal" in metrics else None
+
+    def read(key: str) -> Tensor:
+        if target is None:
+            return read_counts(metrics, key, total)
+        return read_sums(metrics, key, total, target.sums, share_columns(target.sums))
+
+    shared = read("shared")
+    personal = read("personal") if "personal" in metrics else None
     if by_class:
         spreads = class_spreads(shared, personal, total)
     else:
-        scores, most = len(scores_of(shared)), math.inf if of_numbers else 50.0  # the std of numbers in [0, 100]
-        found = [read_spreads(metrics, f"{model}-spread", scores, most) for model in ("shared", "personal")]
+        most = [
+            50.0 if score.unit == "%" else math.inf for score in scores_of(shared)
+        ]  # the std of numbers in [0, 100]
+        found = [read_spreads(metrics, f"{model}-spread", most) for model in ("shared", "personal")]
         spreads = torch.tensor(found, dtype=torch.float64)
-    declared = decode_declared(reply, int(total.sum()), 2 if of_numbers else 1)
+    declared = decode_declared(reply, int(total.sum()), target)
     return EvaluationReply(shared, personal, total, spreads, declared)
 
 
-def decode_declared(reply: Message, samples: int, sums: int) -> Declared:
+def decode_declared(reply: Message, samples: int, target: Target | None) -> Declared:
     """What a reply declares; values that no test data can give are rejected.
 
     Args:
         reply: the reply to `evaluate`
         samples: the site's test samples
-        sums: how many numbers are summed per group: 1 of classes, 2 of numbers as targets
+        target: what the targets are; None: classes
     """
     record = reply.content.get(DECLARED_RECORD)
     if not isinstance(record, ConfigRecord):
@@ -140,8 +149,8 @@ def decode_declared(reply: Message, samples: int, sums: int) -> Declared:
         if not isinstance(values, dict) or set(values) - set(Declared._fields):
             raise ValueError("it has unknown keys")
         declared = Declared(**values)
-        _check_groups(declared.groups, samples, sums)
-        _check_metrics(declared.metrics, of_numbers=sums > 1)
+        _check_groups(declared.groups, samples, 1 if target is None else target.sums)
+        _check_metrics(declared.metrics, "classification" if target is None else target.task)
         _check_scores(declared.scores, samples)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RejectedReply(f"declares what cannot be used: {shorten(str(error))}") from None
@@ -164,9 +173,9 @@ def _check_groups(groups: Any, samples: int, sums: int) -> None:
             raise ValueError("its groups have more samples than the site")
 
 
-def _check_metrics(metrics: Any, *, of_numbers: bool) -> None:
+def _check_metrics(metrics: Any, task: str) -> None:
     for name, value in metrics.items():
-        if name not in METRICS or METRICS[name].of_numbers != of_numbers:
+        if name not in METRICS or task not in METRICS[name].tasks:
             raise ValueError("it has an unknown metric")
         if type(value) not in (int, float) or not math.isfinite(value):
             raise ValueError("it has a metric that is not a number")
@@ -219,7 +228,7 @@ def combine_replies(
     if totals_only:
         summary = _with_class_spreads(summary, replies, total, never_selected, has_outliers, personal)
     declared = {site: reply.declared for site, reply in replies.items()}
-    groups = measure_declared(declared, sites, 1 if like.dim() == 1 else 2)
+    groups = measure_declared(declared, sites, 1 if like.dim() == 1 else like.shape[1])
     return counts, total, summary._replace(groups=groups)
 
 

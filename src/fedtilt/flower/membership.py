@@ -41,16 +41,18 @@ class Membership:
         parts: the parts of the model that a site must have to join
         policy: how long to wait for sites, and how many must join
         site_keys: the site of each public key; a node with another key cannot join. None: a node may be any site
+        left_out: sites that cannot join, because they have left the federation
         schema: the schema of the sites' tables, which a site's own must fit to join; None: the sites have no tables
         personal_start: where personal models start; at "initial", all initial values of a site must be the server's
     """
 
     def __init__(
         self, *, sites: int, classes: int, parts: Parts, policy: RoundPolicy, site_keys: SiteKeys | None = None,
-        schema: Schema | None = None, personal_start: str = "last",
+        left_out: Sequence[int] = (), schema: Schema | None = None, personal_start: str = "last",
     ) -> None:  # fmt: skip
         self._sites, self._classes, self._parts, self._policy = sites, classes, parts, policy
         self._site_keys, self._schema, self._personal_start = site_keys, schema, personal_start
+        self._left_out = left_out
         self._connected: dict[int, tuple[bytes, str]] = {}
         self._site_of: dict[int, int] = {}  # node → site
         self._not_joined: dict[int, tuple[int | None, str]] = {}  # node → the site it claims to be, and the reason
@@ -106,9 +108,9 @@ class Membership:
 
     def wait_and_join(self, grid: Grid) -> None:
         """Wait at most `policy.wait` seconds for all sites, ask them to join, and raise if fewer join than must."""
-        wait_for_nodes(grid, self._sites, self._policy.wait)
+        wait_for_nodes(grid, self._sites - len(self._left_out), self._policy.wait)
         self.refresh(grid, timeout=self._policy.deadline)
-        joined, required = self.nodes(), self._policy.required_to_join(self._sites)
+        joined, required = self.nodes(), self._policy.required_to_join(self._sites - len(self._left_out))
         if len(joined) < required:
             must = "all" if required == self._sites else required
             raise MissingSitesError(
@@ -166,6 +168,8 @@ class Membership:
                     personal_start=self._personal_start,
                 )  # fmt: skip
                 check_key(self._site_keys, self._connected.get(node), site)
+                if site in self._left_out:
+                    raise RejectedReply("has left the federation (clients.leave_out)")
             except RejectedReply as reason:
                 self._reject(node, claimed_site(reply, self._sites), str(reason))
                 continue

@@ -3,8 +3,8 @@
 import io
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,9 @@ from fedtilt.parts import Parts, Tensors, named_pieces
 
 Shapes = Mapping[str, tuple[int, ...]]
 METRICS_RECORD = "metrics"
+_ORDERS: tuple[Literal["C", "F"], ...] = ("C", "F")  # of an array's numbers in a file
 MAX_TEXT = 2**24  # characters of JSON
+_ROUNDING = 1e-9  # of a sum of shares
 
 CLIENT_APP_RAISED = 2  # Flower's code for a ClientApp that raised an exception
 _FAILURES = {  # by Flower's error code; 3 to 5 come from the SuperLink
@@ -67,44 +69,60 @@ def decode_model(record: object, parts: Parts) -> dict[str, Tensor]:
 
 
 def _vector(record: object, shapes: Shapes, what: str) -> Tensor:
-    """Flower arrays as one vector (P,); other names, shapes and types are rejected before any of their bytes is used.
+    """Flower arrays of float32 as one vector (P,); see `read_arrays`."""
+    arrays = read_arrays(record, {name: (shape, "float32") for name, shape in shapes.items()}, what)
+    return torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *(array.ravel() for array in arrays.values())]))
 
-    A received array header is never parsed, only compared with the expected one.
+
+def read_arrays(
+    record: object, types: Mapping[str, tuple[tuple[int, ...], str]], what: str = "parameters"
+) -> dict[str, np.ndarray]:
+    """Flower arrays of these shapes and types; all others are rejected before any of their bytes is used.
+
+    A received array header is never parsed, only compared with the expected ones.
     """
     if not isinstance(record, ArrayRecord):
         raise RejectedReply(f"has no {'model' if what == 'parameters' else what}")
-    missing, unknown = shapes.keys() - record.keys(), record.keys() - shapes.keys()
+    missing, unknown = types.keys() - record.keys(), record.keys() - types.keys()
     if missing or unknown:
         raise RejectedReply(f"has other {what}: {len(missing)} are missing and {len(unknown)} are unknown")
-    pieces = [np.zeros(0, np.float32)]
-    for name, shape in shapes.items():
-        array, header = record[name], _header(shape)
+    arrays = {}
+    for name, (shape, dtype) in types.items():
+        array = record[name]
         if array.shape != shape:
             raise RejectedReply(f"has shape {shorten(array.shape)} instead of {shape} in {name!r}")
-        if array.dtype != "float32":
-            raise RejectedReply(f"has type {shorten(array.dtype)} instead of float32 in {name!r}")
-        right_size = array.stype == "numpy.ndarray" and len(array.data) == len(header) + 4 * math.prod(shape)
-        if not right_size or not array.data.startswith(header):
+        if array.dtype != dtype:
+            raise RejectedReply(f"has type {shorten(array.dtype)} instead of {dtype} in {name!r}")
+        size = np.dtype(dtype).itemsize * math.prod(shape)
+        headers = {order: _header(shape, dtype, order) for order in _ORDERS}
+        found = [o for o, h in headers.items() if array.data.startswith(h) and len(array.data) == len(h) + size]
+        if array.stype != "numpy.ndarray" or not found:
             raise RejectedReply("has a parameter that cannot be read")
-        pieces.append(np.frombuffer(array.data, "<f4", offset=len(header)))
-    return torch.from_numpy(np.concatenate(pieces))
+        values = np.frombuffer(array.data, dtype, offset=len(headers[found[0]]))
+        arrays[name] = values.reshape(shape, order=found[0])
+    return arrays
 
 
-def _header(shape: tuple[int, ...]) -> bytes:
-    """The first bytes that `np.save`, which Flower uses, writes for a float32 array of this shape."""
-    buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, {"descr": "<f4", "fortran_order": False, "shape": shape})
+def _header(shape: tuple[int, ...], dtype: str, order: str) -> bytes:
+    """The first bytes that `np.save`, which Flower uses, writes for an array of this shape, type and order."""
+    buffer, descr = io.BytesIO(), np.dtype(dtype).newbyteorder("<").str
+    np.lib.format.write_array_header_1_0(buffer, {"descr": descr, "fortran_order": order == "F", "shape": shape})
     return buffer.getvalue()
 
 
 # -- numbers ---------------------------------------------------------------------------------------------------------
 
 
-def reply_metrics(reply: Message, round: int | None = None) -> MetricRecord:
-    """The numbers in a reply; a failure, and a reply of another round than this, are rejected."""
+def check_success(reply: Message) -> None:
+    """Reject a reply that reports a failure."""
     if reply.has_error():
         code = reply.error.code
         raise RejectedReply(_FAILURES.get(code, f"failed with Flower's error {code}; see its log"))
+
+
+def reply_metrics(reply: Message, round: int | None = None) -> MetricRecord:
+    """The numbers in a reply; a failure, and a reply of another round than this, are rejected."""
+    check_success(reply)
     metrics = reply.content.get(METRICS_RECORD)
     if not isinstance(metrics, MetricRecord):
         raise RejectedReply("has no metrics")
@@ -141,19 +159,21 @@ def read_counts(metrics: MetricRecord, key: str, limit: Tensor) -> Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
-def read_errors(metrics: MetricRecord, key: str, total: Tensor) -> Tensor:
-    """Sums of absolute and squared errors, (K, 2); a class without samples has none."""
-    sums = torch.tensor(_list(metrics, key, 2 * len(total), float), dtype=torch.float64).reshape(-1, 2)
-    if not sums.isfinite().all() or (sums < 0).any() or (sums[total == 0] != 0).any():
-        raise RejectedReply(f"has impossible errors in {key!r}")
+def read_sums(metrics: MetricRecord, key: str, total: Tensor, count: int, shares: Sequence[int]) -> Tensor:
+    """Sums that are no counts, (K, count), of which some are of shares in [0, 1]; a group without samples has none."""
+    sums = torch.tensor(_list(metrics, key, count * len(total), float), dtype=torch.float64).reshape(-1, count)
+    most = total[:, None] * (1 + _ROUNDING)
+    if not sums.isfinite().all() or (sums < 0).any() or (sums[total == 0] != 0).any() or (sums[:, shares] > most).any():
+        raise RejectedReply(f"has impossible sums in {key!r}")
     return sums
 
 
-def read_spreads(metrics: MetricRecord, key: str, count: int, most: float) -> list[float]:
-    """Standard deviations between 0 and a limit."""
-    values: list[float] = _list(metrics, key, count, float)
-    if any(not (0 <= v <= most and v < math.inf) for v in values):
-        raise RejectedReply(f"has a value of {key} that is not a number in 0 to {most:g}")
+def read_spreads(metrics: MetricRecord, key: str, most: Sequence[float]) -> list[float]:
+    """Standard deviations between 0 and a limit for each."""
+    values: list[float] = _list(metrics, key, len(most), float)
+    for value, limit in zip(values, most, strict=True):
+        if not (0 <= value <= limit and value < math.inf):
+            raise RejectedReply(f"has a value of {key} that is not a number in 0 to {limit:g}")
     return values
 
 

@@ -235,10 +235,15 @@ def decode_train_reply(
     samples = read_size(metrics, "num-examples", max_samples)
     model = decode_model(reply.content.get(_ARRAYS_RECORD), parts)
     sent = decode_tensors(reply.content.get(_TENSORS_RECORD), tensors)
+    return ClientUpdate(model["parameters"], samples, model.get("buffers"), read_declared(metrics), sent)
+
+
+def read_declared(metrics: MetricRecord) -> dict[str, float]:
+    """The numbers that a component asks for, such as the loss of the received model."""
     declared = {}
     for key, value in metrics.items():
         if key.startswith(_DECLARED):
             if not isinstance(value, float) or not math.isfinite(value):
                 raise RejectedReply(f"declares {shorten(key)} that is not a finite number")
             declared[key.removeprefix(_DECLARED)] = value
-    return ClientUpdate(model["parameters"], samples, model.get("buffers"), declared, sent)
+    return declared

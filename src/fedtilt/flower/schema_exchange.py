@@ -1,7 +1,7 @@
 """One schema for all sites' tables: the server asks for summaries, merges them, and stores the schema with the run."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,18 @@ _log = logging.getLogger("flwr")
 
 
 def agree_on_schema(
-    known: Schema, sites: int, grid: Grid, policy: RoundPolicy, site_keys: SiteKeys | None = None
-) -> Schema:
+    known: Schema, sites: int, grid: Grid, policy: RoundPolicy, site_keys: SiteKeys | None = None,
+    left_out: Sequence[int] = (),
+) -> Schema:  # fmt: skip
     """The schema of all sites: the `known` one of the project if it is complete, else with what their summaries add.
 
     A site that sends no summary, or one that fits neither the project's schema nor the other sites, is named in the
     log and skipped, and so is one whose numbers would move those of all too far. Raises if fewer sites remain than the
-    policy requires to join.
+    policy requires to join. Summaries of sites that are left out are not used.
     """
     if known.is_complete:
         return known
-    summaries, skipped = _ask(sites, grid, policy, site_keys)
+    summaries, skipped = _ask(sites, grid, policy, site_keys, left_out)
     for find in (misfits, outliers):
         while reasons := find([summaries[site] for site in sorted(summaries)], known):
             for name, reason in reasons.items():
@@ -41,7 +42,7 @@ def agree_on_schema(
                 del summaries[int(name)]
     for site, reason in sorted(skipped.items()):
         _log.warning("no summary of site %d is used: it %s", site, reason)
-    required = max(1, policy.required_to_join(sites))
+    required = max(1, policy.required_to_join(sites - len(left_out)))
     if len(summaries) < required:
         raise MissingSitesError(
             f"{len(summaries)} of {sites} sites agree on a schema and {'all' if required == sites else required} must",
@@ -62,10 +63,10 @@ def agree_on_schema(
 
 
 def _ask(
-    sites: int, grid: Grid, policy: RoundPolicy, site_keys: SiteKeys | None
+    sites: int, grid: Grid, policy: RoundPolicy, site_keys: SiteKeys | None, left_out: Sequence[int]
 ) -> tuple[dict[int, SiteSummary], dict[int, str]]:
     """The sites' summaries, and for each other site why there is none."""
-    wait_for_nodes(grid, sites, policy.wait)
+    wait_for_nodes(grid, sites - len(left_out), policy.wait)
     connected = connected_nodes(grid)
     too_large: list[int] = []
     limit_reply_size(grid, 4 * MAX_TEXT, too_large.append)  # UTF-8 has at most four bytes per character
@@ -78,6 +79,8 @@ def _ask(
         try:
             site, summary = decode_summary_reply(reply, sites=sites, max_samples=policy.max_samples)
             check_key(site_keys, connected.get(node), site)
+            if site in left_out:
+                raise RejectedReply("has left the federation (clients.leave_out)")
         except RejectedReply as reason:
             claimed = claimed_site(reply, sites)
             if claimed is None:

@@ -14,8 +14,8 @@ from fedtilt.flower.flwr_internals import limit_reply_size, max_reply_size, netw
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.run_folder import ServerRunFolder, open_run_folder
 from fedtilt.flower.schema_exchange import agree_on_schema, stored_schema
-from fedtilt.flower.strategy import FedTiltStrategy
-from fedtilt.flower.task import ResolvedTask, Task
+from fedtilt.flower.site_strategy import SiteStrategy
+from fedtilt.flower.task import ResolvedTask, Task, left_out_sites
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
 from fedtilt.spec import known_schema_of
 from fedtilt.storage.fingerprint import continued
@@ -50,7 +50,7 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
         if task.table is not None:
             known, spec = known_schema_of(resolved.spec), resolved.spec
             schema = stored_schema(seed_folder(folder, spec.seed), known)
-            schema = schema or agree_on_schema(known, spec.clients.count, grid, policy, keys)
+            schema = schema or agree_on_schema(known, spec.clients.count, grid, policy, keys, left_out_sites(spec))
         info = task.federation_info(resolved, schema)
         model, parts = task.initial_model(resolved, info)
         mechanism = GaussianMechanism.of(resolved.settings, info.sites, parts)
@@ -59,7 +59,7 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
         run_folder = ServerRunFolder(
             folder, resolved, info, model, parts, kept_rounds=policy.kept_rounds, back_to=_back_to(config)
         )
-        strategy = FedTiltStrategy(
+        strategy = SiteStrategy(
             resolved.method, parts, info, settings=resolved.settings, net=model, policy=policy, run_folder=run_folder,
             site_keys=keys,
         )  # fmt: skip

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fedtilt.auditing.collect import ClientRound, Collector
 from fedtilt.data import Federation, Schema
-from fedtilt.data.inputs import take
 from fedtilt.data.tables.schema import MIN_COUNT
 from fedtilt.devices import pick_device
 from fedtilt.engine.client import ClientUpdate, finish, plan
@@ -28,7 +27,7 @@ from fedtilt.evaluation.groups import Grouping, group_names
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.metrics_frame import metrics_frame
 from fedtilt.evaluation.prediction_sets import counts_of
-from fedtilt.evaluation.predictions import CLIENT, Predictions, predictions_of, scores_of
+from fedtilt.evaluation.predictions import CLIENT, Predictions, has_prediction_sets, predictions_of, scores_of
 from fedtilt.evaluation.round_metrics import round_metrics
 from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.files import private_files, private_folder, write_json, write_tensors
@@ -137,8 +136,9 @@ class Site:
             before, _ = self._read(states.current(instruction.base_round))
             group = self.federation.group
             jobs = plan(
-                method, received, before, parts=parts, settings=settings, round=round, group=group, net=self.model
-            )
+                method, received, before, parts=parts, settings=settings, round=round, group=group, net=self.model,
+                samples=self.federation.train_size(self.number),
+            )  # fmt: skip
             trained = self._train(jobs, device, round)
             update, state = finish(
                 method, jobs, trained, before, parts=parts, settings=settings,
@@ -157,7 +157,7 @@ class Site:
     def _train(self, jobs: Mapping[str, LocalJob], device: torch.device, round: int) -> dict[str, Trained]:
         """The trained models by name; raises InputError if one diverged."""
         settings, parts, all_jobs = self.task.settings, self.parts, list(jobs.values())
-        sample = take(self.federation.clean_train(self.number)[0], slice(0, 1))
+        sample = self.federation.sample(self.number)
         is_weighted = self.federation.dataset.weight_train is not None
         backend = choose_backend(
             self.model, all_jobs, device.type, settings.backend, sample, settings.precision, is_weighted
@@ -265,7 +265,7 @@ class Site:
 
     @property
     def _has_validation(self) -> bool:
-        return len(self.federation.validation_index[self.number]) > 0
+        return len(self.federation.validation_index[self.number]) > 0 and has_prediction_sets(self.federation)
 
     def _declared(self, counts: Counts, predictions: Predictions | None) -> Declared:
         """What the site declares beside its counts by class: sums of groups that are not too small, own metrics."""

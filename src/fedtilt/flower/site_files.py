@@ -22,7 +22,7 @@ from fedtilt.data import Federation
 from fedtilt.data.groups import in_words
 from fedtilt.engine.client_states import ClientStates
 from fedtilt.errors import InputError
-from fedtilt.evaluation.metrics import ACCURACY, scores_of
+from fedtilt.evaluation.metrics import scores_of
 from fedtilt.files import read_tensors, write_bytes, write_json, write_tensors
 from fedtilt.flower.evaluation import EvaluationReply
 from fedtilt.flower.training_history import TrainingHistory
@@ -142,7 +142,7 @@ def write_report(
         damage: why the site starts again without its state
     """
     score = scores_of(reply.shared)[0]
-    group = "class" if score is ACCURACY else "range"
+    group = {"accuracy": "class", "mae": "range"}.get(score.name, "samples of")
 
     def row(name: str, part: slice) -> dict[str, Any]:
         samples = reply.total[part].sum()

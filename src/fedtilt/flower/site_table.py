@@ -43,8 +43,12 @@ def _check_few_values(summary: SiteSummary, min_count: int) -> None:
 
 def site_dataset(spec: Spec, source: Source, number: int, schema: Schema, *, shared: bool) -> Dataset:
     """A site's table as a data set, as the agreed schema says."""
-    if not shared and schema != known_schema_of(spec):
-        raise _withheld(known_schema_of(spec))
+    known = known_schema_of(spec)
+    if (schema.roles, schema.is_regression) != (known.roles, known.is_regression):  # the server chooses no target
+        text = "has a project in which other columns are the target, the groups or the like than in the schema"
+        raise SchemaMismatch(f"this site {text}; give the server and all sites one project", difference=text)
+    if not shared and schema != known:
+        raise _withheld(known)
     with _differences(spec, source, schema, shared=shared):
         table = table_of(spec, source, site=number).with_schema(schema)
         return table.to_dataset(spec.data.test_share, spec.seed)

@@ -1,286 +1,218 @@
-"""FedTilt as a Flower Strategy: the server's side of a round."""
+"""A Flower Strategy for the clients of any Flower app: our rules and screening in place of Flower's average."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from typing import Any, Self
 
+import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
-from torch import Tensor, nn
+from flwr.serverapp.strategy import FedAvg
+from torch import Tensor
 
 from fedtilt.engine.client import ClientUpdate
-from fedtilt.engine.server import ServerUpdate, server_update
+from fedtilt.engine.server import server_update
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.engine.state import check_state, initial_server, messages_of
+from fedtilt.engine.state import initial_server
 from fedtilt.engine.updates import invalid_updates
-from fedtilt.evaluation.round_metrics import RoundMetrics
-from fedtilt.flower.evaluation import EvaluationReply, combine_replies, decode_evaluation_reply
-from fedtilt.flower.membership import Membership, MissingSitesError, SiteKeys
-from fedtilt.flower.message_fields import RejectedReply, decode_model, encode_model
-from fedtilt.flower.messages import decode_train_reply, encode_instruction
-from fedtilt.flower.policy import RoundPolicy
-from fedtilt.flower.run_folder import ServerRunFolder
-from fedtilt.flower.task import FederationInfo
-from fedtilt.flower.training_history import JumpCheck, TrainingHistory
+from fedtilt.errors import InputError
+from fedtilt.flower.message_fields import RejectedReply, check_success, read_arrays, read_size
+from fedtilt.flower.messages import read_declared
+from fedtilt.flower.task import SCREEN
 from fedtilt.methods import Method, check_bad_share
-from fedtilt.parts import Parts, Tensors
-from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
-from fedtilt.storage.releases import Releases
+from fedtilt.methods.aggregators import FLTrust, QFfl
+from fedtilt.methods.component import is_built_in
+from fedtilt.parts import Parts, Tensors, named_pieces
 from fedtilt.toml_text import format_toml
 
 _log = logging.getLogger("flwr")
-_MOST_TESTS = 100  # test samples of a site for each of its training samples
+BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")  # of BatchNorm in a state_dict
+_MOST_SAMPLES = 2**53  # that a client may claim; screening bounds claims by those of the others
 
 
-class FedTiltStrategy(Strategy):
-    """Any `Method` on a Flower federation; works with the sites of `client_app`.
+class FedTiltStrategy(FedAvg):
+    """Flower's FedAvg with the aggregation of fedtilt: any rule, steps before it, screening, a server optimiser.
 
-    Sites are numbered 0 to N - 1 and selected by number as in the simulator. Every reply is checked; an invalid one is
-    rejected with a reason and counted, and the round continues without it.
+    It works with every ClientApp that replies with one ArrayRecord and one MetricRecord, as Flower's own strategies
+    expect it. An invalid reply is rejected with a reason, logged and counted as `rejected-replies`; the round continues
+    without it. A rule that needs the loss of the received model, such as q_ffl, reads it from the metric
+    `declared-loss`.
 
     Args:
-        method: the method to train
-        parts: the parts of the model and its initial values
-        info: what the server knows about the sites
-        settings: the training settings
-        net: the model, for a method with `training`
-        policy: quorum, deadlines and limits
-        run_folder: where to checkpoint every round and resume from; None: nowhere
-        site_keys: the site of each public key; see `Membership`
+        aggregator: the rule: an aggregator, its name, or a table with `rule` and settings; default: the mean
+        before: steps before the rule, such as ["nnm"]
+        weighting: how clients count; default: by their samples as in FedAvg, or equally if the rule takes no weights
+        optimizer: takes aggregated − received as a step (FedOpt); default: the aggregated model is the next one
+        screen: see `TrainSettings.screen`; 0: no screening
+        buffers: patterns of arrays that are averaged and are no part of what the rule compares; arrays of whole numbers
+            are averaged too, and rounded
+        lr: the clients' learning rate, which q_ffl needs
+        seed: of random steps, such as the buckets of bucketing
+        **fedavg: the arguments of Flower's FedAvg: fraction_train, min_train_nodes, weighted_by_key, …
     """
 
     def __init__(
-        self, method: Method, parts: Parts, info: FederationInfo, *, settings: TrainSettings,
-        net: nn.Module | None = None, policy: RoundPolicy | None = None, run_folder: ServerRunFolder | None = None,
-        site_keys: SiteKeys | None = None,
+        self, *, aggregator: Any = "tilted", before: Any = (), weighting: Any = None, optimizer: Any = None,
+        screen: float = SCREEN, buffers: Sequence[str] = BUFFERS, lr: float | None = None, seed: int = 0, **fedavg: Any,
     ) -> None:  # fmt: skip
-        settings.check_methods([method])
-        check_bad_share([method], settings.clients_per_round(info.sites))
-        self.method, self.settings, self.policy, self.run_folder = method, settings, policy or RoundPolicy(), run_folder
-        self._parts, self._info, self._net = parts, info, net
-        self._messages = messages_of(method, parts, info.sites, net)
-        self._history = TrainingHistory.new()
-        self._rounds_before = 0  # rounds done before this run
-        self._requested: dict[int, int] = {}  # site → node, of the requests in flight
-        self._selected: list[int] = []  # sites that take part in this round
-        self._mechanism = GaussianMechanism.of(settings, info.sites, parts)
-        self._training_samples: dict[int, int | float] = {}  # of sites, in their last round
-        self._releases = Releases(None)
-        self._server: Tensors = initial_server(method, parts, info.sites, net)
-        self._jumps = JumpCheck(settings.screen or 0.0, 0, self._server["parameters"])
-        self.membership = Membership(
-            sites=info.sites, classes=len(info.class_names), parts=parts, policy=self.policy, site_keys=site_keys,
-            schema=info.schema, personal_start="last" if method.personal is None else method.personal.start,
-        )  # fmt: skip
-        self.summaries: list[tuple[int, RoundMetrics]] = []
-        self._test_samples: dict[int | None, Tensor] = {}  # site → its test samples by class, in its first evaluation
-
-    # -- a run -------------------------------------------------------------------------------------------------------
-
-    def start(
-        self, grid: Grid, initial_arrays: ArrayRecord | None = None, num_rounds: int | None = None,
-        timeout: float | None = None, train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:  # fmt: skip
-        """Train to the last round, from the model's weights or from the last checkpoint of the run folder."""
-        if initial_arrays is not None:
-            self._server = {**self._server, **decode_model(initial_arrays, self._parts)}
-        folder = self.run_folder
-        waits_first = True  # before the folder is changed: if too few sites join, it stays as it is
-        if folder is not None:
-            folder.check_back_to()
-            waits_first = not folder.has_run() or folder.back_to is not None
-        if waits_first:
-            self.membership.wait_and_join(grid)
-        if folder is not None:
-            needed = self._server
-            self._rounds_before, self._server = folder.begin(needed, _log.warning)
-            check_state(self._server, needed, f"the state of the server for method {self.method.name!r}")
-            self._history = folder.history
-            k = self.settings.screen or 0.0
-            self._jumps = folder.jump_check(k, self._rounds_before, self._server, _log.warning)
-            self.membership.add_rejections(folder.rejections())
-        rounds = num_rounds or self.settings.rounds
-        if self._mechanism is not None:
-            self._limit_rounds(self._mechanism)
-            rounds = min(rounds, self.settings.rounds)
-        is_evaluated = folder is not None and folder.is_evaluated(self._rounds_before)
-        if self._rounds_before >= rounds and is_evaluated:
-            return Result()  # the run is finished
-        if not waits_first:
-            self.membership.wait_and_join(grid)
-        arrays, seconds = encode_model(self._parts, self._server), timeout or self.policy.deadline
-        if self._rounds_before and not is_evaluated and self.settings.evaluates(self._rounds_before):
-            # the previous run stopped between the training and the evaluation of its last round
-            replies = grid.send_and_receive(self._evaluation_requests(self._rounds_before, arrays), timeout=seconds)
-            self._record_evaluation(self._rounds_before, replies)
-        return super().start(
-            grid, arrays, max(0, rounds - self._rounds_before), seconds, train_config, evaluate_config, evaluate_fn
-        )
-
-    def _limit_rounds(self, mechanism: GaussianMechanism) -> None:
-        """Stop where the budget of privacy ends; a round that was repeated after a damaged checkpoint counts again."""
-        done = self._rounds_before
-        self._releases = Releases(None if self.run_folder is None else self.run_folder.privacy_file, done)
-        self.settings, notices = mechanism.within_budget(self.settings, done=done, releases=self._releases.count)
-        for notice in notices:
-            _log.warning("%s", notice)
+        super().__init__(**fedavg)
+        method = Method(name="flower", aggregator=aggregator, before=before, optimizer=optimizer, lr=lr)
+        rule = method.aggregator
+        takes_weights = all(part.takes_weights for part in (rule, *method.before))
+        self.method = replace(method, weighting=weighting or ("samples" if takes_weights else "equal"))
+        self.settings = TrainSettings(screen=screen, seed=seed)
+        if isinstance(rule, FLTrust):
+            raise InputError("aggregator 'fltrust' needs training data on the server; use another aggregator")
+        if self.method.weighting.init(2):
+            raise InputError(
+                f"weighting {self.method.weighting.label!r} needs to know all clients before the first round; use a "
+                "deployment of fedtilt (fedtilt deploy new)"
+            )
+        if isinstance(rule, QFfl) and lr is None:
+            raise InputError("aggregator 'q_ffl' needs the clients' learning rate; give lr, such as lr=0.01")
+        if lr is not None and is_built_in(rule) and not isinstance(rule, QFfl):
+            raise InputError(f"lr = {lr:g} has no effect on aggregator {rule.label!r}; leave it out")
+        self._buffers = tuple(buffers)
+        self._layout = _Layout({}, frozenset())
+        self._received: dict[str, Tensor] = {}
+        self._requested: list[int] = []  # nodes that train in this round
+        self._numbers: dict[int, int] = {}  # node → its client number
+        self._server: dict[str, Tensor] = {}
 
     def summary(self) -> None:
         """Log the settings."""
-        _log.info("\t├── method: %s %s", self.method.name, format_toml(self.method.to_table()))
-        _log.info("\t├── sites: %d, of which %d have joined", self._info.sites, len(self.membership.nodes()))
-        _log.info("\t└── rounds done before: %d of %d", self._rounds_before, self.settings.rounds)
-
-    # -- training ----------------------------------------------------------------------------------------------------
+        _log.info("\t├──> fedtilt: %s, screen = %g", format_toml(self.method.to_table()), self.settings.screen)
+        super().summary()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask the selected sites that are connected to train."""
-        round = self._rounds_before + server_round
-        self.membership.refresh(grid)
-        nodes = self.membership.nodes()
-        self._selected = self.settings.selected(round, self._info.sites)
-        self._requested = {site: nodes[site] for site in self._selected if site in nodes}
-        keep = [round - 1] if self.run_folder is None else self.run_folder.kept_rounds()
-        values = {**dict(config), "round": round, "base-round": round - 1, "keep": keep}
-        content = encode_instruction(
-            self._parts, self._server, values, self._history, self._info.schema, self._messages.to_clients
-        )
-        return self._requests(content, MessageType.TRAIN, round)
-
-    def _requests(self, content: RecordDict, kind: str, round: int) -> list[Message]:
-        nodes = self._requested.values()
-        return [Message(content, dst_node_id=node, message_type=kind, group_id=str(round)) for node in nodes]
+        """Ask nodes to train, as FedAvg does."""
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        self._layout = _Layout.of(arrays, self._buffers)
+        self._received = self._layout.vectors({name: array.numpy() for name, array in arrays.items()})
+        self._requested = sorted(message.metadata.dst_node_id for message in messages)
+        for node in self._requested:
+            self._numbers.setdefault(node, len(self._numbers))
+        if messages:
+            check_bad_share([self.method], len(messages))
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate the valid models; below the quorum, stop."""
-        round = self._rounds_before + server_round
-        accepted, rejected, missing = self.membership.collect(
-            "train", self._selected, self._requested, replies,
-            lambda r: decode_train_reply(r, round, self._parts, self.policy.max_samples, self._messages.to_server),
-        )  # fmt: skip
-        for site, reason in invalid_updates(self.method, accepted, self._server).items():
-            rejected[site] = reason
-            self.membership.reject(f"site {site}", reason)
-            del accepted[site]
-        self._record_participation(round, accepted, rejected, missing)
-        self._training_samples |= {site: update.samples for site, update in accepted.items()}
-        mechanism = self._mechanism and self._mechanism.for_round(round)
-        updated = server_update(
-            self.method, self._server, accepted, self.settings, mechanism, selected=len(self._selected), round=round,
-            clients=self._info.sites,
-        )  # fmt: skip
-        if mechanism is not None:
-            self._releases.add()
-        self._record_screening(round, updated)
-        change = self._jumps.check(round, self._server["parameters"], updated.state["parameters"])
-        self._server = updated.state
-        if self.run_folder is not None:
-            self.run_folder.record_change(round, change)
-            self.run_folder.save_checkpoint(round, self._server)
-        if change.jump is not None:
-            _log.warning("round %d: %s", round, change.jump)
-        metrics = {"sites": len(accepted), "rejected": len(rejected), "jumped": int(change.jump is not None)}
-        return encode_model(self._parts, self._server), MetricRecord({**metrics, "change": change.length})
+        """Aggregate the valid models; without any, the model stays as it is."""
+        if not self._server:
+            self._server = initial_server(self.method, Parts.plain(self._received["parameters"]), len(self._numbers))
+        self._server |= self._received
+        if not self._requested:
+            return None, None
+        updates, contents, rejected = self._decode(list(replies))
+        nodes = {number: node for node, number in self._numbers.items()}
+        for number, reason in invalid_updates(self.method, updates, self._server).items():
+            rejected[nodes[number]] = reason
+            del updates[number]
+        if updates:
+            updated = server_update(
+                self.method, self._server, updates, self.settings, selected=len(self._requested), round=server_round,
+                clients=len(self._numbers),
+            )  # fmt: skip
+            self._server = updated.state
+            for number, text in sorted(updated.bounded.items()):
+                _log.warning("round %d: node %d %s", server_round, nodes[number], text)
+            rejected |= {nodes[number]: text for number, text in updated.rejected.items()}
+        for node, reason in sorted(rejected.items()):
+            _log.warning("round %d: the reply of node %d is not used: it %s", server_round, node, reason)
+        used = [content for node, content in contents.items() if node not in rejected]
+        if not used:
+            _log.warning("round %d: no reply can be used, and the model stays as it is", server_round)
+            return None, MetricRecord({"rejected-replies": len(rejected)})
+        metrics = self.train_metrics_aggr_fn(used, self.weighted_by_key)
+        metrics["rejected-replies"] = len(rejected)
+        return self._layout.arrays(self._server), metrics
 
-    def _record_screening(self, round: int, updated: ServerUpdate) -> None:
-        """Name the sites whose updates were rejected or bounded because they stand out."""
-        for site, reason in sorted({**updated.bounded, **updated.rejected}.items()):
-            _log.warning("round %d: site %d %s", round, site, reason)
-            self.membership.reject(f"site {site}", reason.partition(" (")[0])
-        if self.run_folder is not None and (updated.bounded or updated.rejected):
-            self.run_folder.record_rejections(self.membership.rejections())
+    def _decode(self, replies: list[Message]) -> tuple[dict[int, ClientUpdate], dict[int, Any], dict[int, str]]:
+        """By client number, the updates; by node, the content of their replies, and why others are rejected."""
+        counts = Counter(reply.metadata.src_node_id for reply in replies)
+        names = Counter(found for reply in replies if (found := _metric_names(reply)) is not None).most_common(1)
+        updates, contents, rejected = {}, {}, {}
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            try:
+                check_success(reply)
+                if node not in self._requested or counts[node] > 1:
+                    raise RejectedReply("was not asked" if node not in self._requested else "replied more than once")
+                arrays, metrics = reply.content.array_records, reply.content.metric_records
+                if (len(arrays), len(metrics)) != (1, 1):
+                    raise RejectedReply(f"has {len(arrays)} ArrayRecords and {len(metrics)} MetricRecords, not 1 each")
+                if _metric_names(reply) != names[0][0]:
+                    raise RejectedReply("has other metrics than the others")
+                (record,), (numbers,) = arrays.values(), metrics.values()
+                samples = read_size(numbers, self.weighted_by_key, _MOST_SAMPLES)
+                model = self._layout.vectors(read_arrays(record, self._layout.types))
+                update = ClientUpdate(model["parameters"], samples, model.get("buffers"), read_declared(numbers))
+            except RejectedReply as reason:
+                rejected[node] = str(reason)
+                continue
+            updates[self._numbers[node]], contents[node] = update, reply.content
+        return updates, contents, rejected
 
-    def _record_participation(
-        self, round: int, accepted: Mapping[int, ClientUpdate], rejected: Mapping[int, str], missing: Mapping[int, str]
-    ) -> None:
-        """Record which sites took part; below the quorum, stop."""
-        if self.run_folder is not None:
-            entry = {
-                "selected": self._selected,
-                "accepted": sorted(accepted),
-                "missing": {str(site): reason for site, reason in sorted(missing.items())},
-                "rejected": {str(site): reason for site, reason in sorted(rejected.items())},
-            }
-            suspects = {str(n): int(u.declared["suspects"]) for n, u in accepted.items() if "suspects" in u.declared}
-            if suspects:  # declared by sites that may
-                entry["suspects"] = suspects
-            self.run_folder.record_rejections(self.membership.rejections(), {round: entry})
-        required = self.policy.required_models(len(self._selected))
-        if len(accepted) < required:
-            models = "1 valid model" if len(accepted) == 1 else f"{len(accepted)} valid models"
-            raise MissingSitesError(
-                f"round {round} has {models} of {len(self._selected)} and needs {required}",
-                {**rejected, **missing},
-                f"the run stops after round {round - 1}",
+
+@dataclass(frozen=True)
+class _Layout:
+    """The arrays of a model in messages, and as the server's vectors: "parameters" (P,) and "buffers" (B,)."""
+
+    types: dict[str, tuple[tuple[int, ...], str]]  # name → shape, type
+    buffers: frozenset[str]
+
+    @classmethod
+    def of(cls, arrays: ArrayRecord, patterns: Sequence[str]) -> Self:
+        """The layout of the model that the server sends."""
+        types = {name: (tuple(array.shape), array.dtype) for name, array in arrays.items()}
+        matched = {pattern: {name for name in types if fnmatch(name, pattern)} for pattern in patterns}
+        for pattern, names in matched.items():
+            if not names and pattern not in BUFFERS:
+                raise InputError(f"buffers has {pattern!r}, but the model has no such array: {', '.join(types)}")
+        whole = {name for name, (_, dtype) in types.items() if _is_whole(dtype)}
+        if len(buffers := frozenset(whole.union(*matched.values()))) == len(types):
+            raise InputError(
+                f"the model has no array that the rule could aggregate: {', '.join(types) or 'it is empty'}"
             )
+        return cls(types, buffers)
 
-    # -- evaluation --------------------------------------------------------------------------------------------------
+    def vectors(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+        """Arrays as vectors: parameters in float32 unless one has more digits, buffers in float64."""
+        model = [array.ravel() for name, array in arrays.items() if name not in self.buffers]
+        vectors = {"parameters": np.concatenate([*model, np.zeros(0, np.float32)])}
+        if self.buffers:
+            averaged = [array.ravel() for name, array in arrays.items() if name in self.buffers]
+            vectors["buffers"] = np.concatenate([*averaged, np.zeros(0)], dtype=np.float64)
+        return {name: torch.from_numpy(vector) for name, vector in vectors.items()}
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask all connected sites to evaluate, in the rounds that are evaluated."""
-        round = self._rounds_before + server_round
-        return self._evaluation_requests(round, arrays) if self.settings.evaluates(round) else []
+    def arrays(self, vectors: Tensors) -> ArrayRecord:
+        """The inverse of `vectors`, in the types of the arrays."""
+        pieces: dict[str, Tensor] = {}
+        for key, names in (("parameters", self.types.keys() - self.buffers), ("buffers", self.buffers)):
+            if names:
+                pieces |= named_pieces(vectors[key], {n: shape for n, (shape, _) in self.types.items() if n in names})
+        arrays = ArrayRecord()
+        for name, (_, dtype) in self.types.items():
+            values = pieces[name].round() if _is_whole(dtype) else pieces[name]
+            arrays[name] = Array(values.numpy().astype(dtype))
+        return arrays
 
-    def _evaluation_requests(self, round: int, arrays: ArrayRecord) -> list[Message]:
-        self._requested = self.membership.nodes()
-        model = decode_model(arrays, self._parts)
-        content = encode_instruction(self._parts, model, {"round": round}, self._history, self._info.schema)
-        return self._requests(content, MessageType.EVALUATE, round)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The metrics of the round, from the sites' counts."""
-        round = self._rounds_before + server_round
-        return self._record_evaluation(round, replies) if self.settings.evaluates(round) else None
+def _is_whole(dtype: str) -> bool:
+    return not np.issubdtype(np.dtype(dtype), np.floating)
 
-    def _decode_evaluation(self, round: int, reply: Message) -> EvaluationReply:
-        """Decode a reply; test samples that are not those of the site's first evaluation are rejected.
 
-        So are many times more than its training samples, unless these are sums of weights.
-        """
-        classes, of_numbers = len(self._info.class_names), self._info.target is not None
-        decoded = decode_evaluation_reply(reply, round, classes, self.policy.max_samples, of_numbers=of_numbers)
-        site, tests = self.membership.site_of(reply.metadata.src_node_id), int(decoded.total.sum())
-        training = None if site is None else self._training_samples.get(site)
-        if isinstance(training, int) and tests > _MOST_TESTS * training:
-            raise RejectedReply(f"claims {tests} test samples, and {training} training samples")
-        first = self._test_samples.setdefault(site, decoded.total)
-        if not torch.equal(first, decoded.total):
-            now, before = int(decoded.total.sum()), int(first.sum())
-            raise RejectedReply(f"claims {now} test samples and had {before} before, or other classes")
-        return decoded
-
-    def _record_evaluation(self, round: int, replies: Iterable[Message]) -> MetricRecord:
-        classes = len(self._info.class_names)
-        accepted, _, _ = self.membership.collect(
-            "evaluate", self._requested, self._requested, replies, partial(self._decode_evaluation, round)
-        )
-        counts, total, summary = combine_replies(accepted, self._info.has_outliers, self.method.has_personal, classes)
-        if self._mechanism is not None:
-            summary = summary._replace(privacy=self._mechanism.loss(self._releases.count))
-        self.summaries.append((round, summary))
-        if self.run_folder is not None:
-            self.run_folder.record_evaluation(round, summary, counts, total)
-            self.run_folder.record_declared(round, {site: reply.declared for site, reply in accepted.items()})
-            self.run_folder.record_rejections(self.membership.rejections())
-        metrics = summary.evaluated
-        return MetricRecord(
-            {
-                metrics.score: metrics.mean,
-                **({} if metrics.other is None else {metrics.other.score: metrics.other.mean}),
-                "client-fairness": metrics.client_fairness,
-                "client-data-fairness": list(metrics.client_data_fairness),
-                "worst": metrics.worst,
-                "sites": metrics.clients,
-                **({} if summary.privacy is None else summary.privacy._asdict()),
-            }
-        )
+def _metric_names(reply: Message) -> frozenset[tuple[str, int]] | None:
+    """The names of a reply's metrics, with the lengths of lists; None: it has none."""
+    records = [] if reply.has_error() else list(reply.content.metric_records.values())
+    if len(records) != 1:
+        return None
+    return frozenset((key, len(value) if isinstance(value, list) else -1) for key, value in records[0].items())

@@ -12,15 +12,16 @@ from torch import Tensor, nn
 from fedtilt.data import Dataset, Federation, Outliers, Schema
 from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Shape
+from fedtilt.data.naming import client_number
 from fedtilt.data.partition import split_validation
 from fedtilt.data.tables.reader import Source
 from fedtilt.data.tables.summary import SiteSummary
-from fedtilt.data.targets import RANGE, NumericTarget
+from fedtilt.data.targets import NumericTarget, Target
 from fedtilt.engine.initial_model import build_initial_model
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.flower.site_table import site_dataset, site_summary
-from fedtilt.methods import Method
+from fedtilt.methods import Method, check_levels
 from fedtilt.methods.aggregators import FLTrust
 from fedtilt.methods.weightings import BySamples
 from fedtilt.models import ModelSource, recipe
@@ -44,24 +45,25 @@ class FederationInfo(NamedTuple):
     """What the server knows about the sites' data: no samples and no counts."""
 
     input_shape: Shape
-    class_names: tuple[str, ...]  # of the classes, or of the ranges of the target
+    class_names: tuple[str, ...]  # of the classes, or of the groups of the target
     site_names: tuple[str, ...]
     has_outliers: Tensor  # (sites,) bool: sites whose training data gets simulated outliers
     data: str = "the sites' own"  # the name of the data set
     schema: Schema | None = None  # of the sites' tables, if they have tables
     recipe: Mapping[str, Any] | None = None  # name and arguments to build the model again; None: a custom model
-    target: NumericTarget | None = None  # the scale of the targets if they are numbers
+    target: Target | None = None  # what the targets are; None: classes
     image: bool = False  # whether the samples are images
+    left_out: tuple[int, ...] = ()  # sites that are not part of the run
 
     @property
     def outputs(self) -> int:
-        """The number of the model's outputs: one per class, or one number."""
-        return len(self.class_names) if self.target is None else 1
+        """The number of the model's outputs: one per class, token or label, or one number."""
+        return len(self.class_names) if self.target is None else self.target.outputs
 
     @property
     def label_group(self) -> str:
-        """The name of the groups that follow from the targets: classes, or ranges."""
-        return CLASS if self.target is None else RANGE
+        """The name of the groups that follow from the targets: classes, ranges, or all."""
+        return CLASS if self.target is None else self.target.group
 
     @property
     def model_description(self) -> dict[str, Any]:
@@ -90,7 +92,8 @@ class Task:
             one schema for all tables before the first round
         data: reads other data of a site: it is called in the same way and returns a `Dataset` of that site only
         input_shape: the shape of one sample; required with `data`, because the server builds the model without data
-        class_names: the names of all classes; required with `data`
+        class_names: the names of all classes; required with `data`, unless it has a target
+        target: what the targets of `data` are, if they are no classes: an `ft.data.TokenTarget` or `LabelTarget`
         image: whether `data` returns images, which are scaled from [0, 1] to [-1, 1] for the model
 
     >>> Task(spec="digits").resolve({"method": "ditto"}).method.name
@@ -104,17 +107,25 @@ class Task:
     input_shape: Shape = ()
     class_names: tuple[str, ...] = ()
     image: bool = False
+    target: Target | None = None
 
     def __post_init__(self) -> None:
-        if self.table is not None and (self.data is not None or self.input_shape or self.class_names or self.image):
+        of_data = self.data is not None or self.input_shape or self.class_names or self.image or self.target
+        if self.table is not None and of_data:
             raise InputError(
-                "a task with a table function has no data function, input_shape, class_names or image; remove them: "
-                "the sites agree on a schema"
+                "a task with a table function has no data function, input_shape, class_names, image or target; remove "
+                "them: the sites agree on a schema"
             )
+        if self.target is not None and self.data is None:
+            raise InputError(f"target = {self.target} has no effect on a task without a data function; remove it")
+        if isinstance(self.target, NumericTarget):
+            raise InputError("numbers as targets need a table function, so that the sites agree on their scale")
+        if self.target is not None and self.class_names:
+            raise InputError(f"class_names has no effect beside target = {self.target}; remove it")
         if self.image and self.data is None:
             raise InputError("image = True has no effect on a task without a data function; remove it")
-        if self.data is not None and not (self.input_shape and self.class_names):
-            raise InputError("a task with a data function needs input_shape and class_names as well")
+        if self.data is not None and not (self.input_shape and (self.class_names or self.target)):
+            raise InputError("a task with a data function needs input_shape and class_names, or target, as well")
 
     @property
     def _has_own_data(self) -> bool:
@@ -150,7 +161,10 @@ class Task:
                     f"data.{key} = {getattr(spec.data, key)!r} has no effect on sites with data of their own; remove "
                     "it, and change the data on the site"
                 )
-        method, settings = spec.methods[0].to_method(), train_settings_of(spec, spec.seed)
+        task = None if self.target is None else self.target.task
+        method, settings = spec.methods[0].to_method(), train_settings_of(spec, spec.seed, task)
+        if self.target is not None:
+            check_levels([method], [self.target.group], self.target.group)
         if settings.attack is not None:
             raise InputError(
                 f"attack.kind = {settings.attack.kind!r} is for simulations, not for real sites; "
@@ -193,8 +207,10 @@ class Task:
                 recipe=recipe(source, federation.input_shape, federation.outputs),
                 target=federation.target,
                 image=federation.dataset.image,
+                left_out=federation.left_out,
             )
-        shape, classes, target = self.input_shape, self.class_names, None
+        shape, target = self.input_shape, self.target
+        classes = self.class_names if target is None else target.names
         if self.table is not None:
             if schema is None:
                 raise InputError("a task with a table function needs the schema that the sites agree on")
@@ -206,9 +222,10 @@ class Task:
             site_names=tuple(str(n) for n in range(sites)),
             has_outliers=torch.zeros(sites, dtype=torch.bool),
             schema=schema,
-            recipe=recipe(source, shape, len(classes) if target is None else 1),
+            recipe=recipe(source, shape, len(classes) if target is None else target.outputs),
             target=target,
             image=self.image,
+            left_out=left_out_sites(resolved.spec),
         )
 
     def model_source(self, resolved: ResolvedTask) -> ModelSource:
@@ -266,21 +283,27 @@ class Task:
                 "the data function returns a table, whose columns other sites may have in another order; give the task "
                 "a table function instead, and the sites agree on a schema"
             )
-        if data.target is not None:
+        if isinstance(data.target, NumericTarget):
             raise InputError(
                 "the data function returns numbers as targets, whose scale the sites must agree on; give the task a "
                 "table function instead"
             )
+        if data.target != self.target:
+            raise InputError(
+                f"the data function returns a data set with target = {data.target}, and the task has {self.target}; "
+                "give both the same"
+            )
         shape = self.input_shape if isinstance(self.input_shape, dict) else tuple(self.input_shape)
-        if data.input_shape != shape or data.classes != len(self.class_names):
+        classes = data.classes if self.target is not None else len(self.class_names)
+        if data.input_shape != shape or data.classes != classes:
             raise InputError(
                 f"the site's data has samples of shape {data.input_shape} in {data.classes} classes; the task has "
-                f"{shape} in {len(self.class_names)}"
+                f"{shape} in {classes}"
             )
         if data.image != self.image:
             kind = "images" if data.image else "samples that are no images"
             raise InputError(f"the data function returns {kind}; give the task image={data.image}, for its exports")
-        return with_class_order(data, self.class_names)
+        return data if self.target is not None else with_class_order(data, self.class_names)
 
 
 def site_number(node_config: NodeConfig) -> int:
@@ -297,6 +320,12 @@ def yes_or_no(node_config: NodeConfig, key: str, default: bool = True) -> bool:
     if not isinstance(value, bool):
         raise InputError(f"{key} in --node-config must be true or false, got {value!r}")
     return value
+
+
+def left_out_sites(spec: Spec) -> tuple[int, ...]:
+    """The numbers of the sites with data of their own that are not part of the run."""
+    names = [str(n) for n in range(spec.clients.count)]
+    return tuple(sorted(client_number(name, names) for name in spec.clients.leave_out))
 
 
 def check_site_number(number: int, sites: int) -> None:

@@ -1,4 +1,4 @@
-"""The two losses of samples that every backend has, and the tilted loss of a batch as a PyTorch criterion."""
+"""The losses of samples of every task, and the tilted loss of a batch as a PyTorch criterion."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtilt import checks
+from fedtilt.data.targets import IGNORED
 from fedtilt.errors import InputError
 from fedtilt.math.tilt import nested_tilt
 
-_IGNORED_LABEL = -100  # the default ignore_index of torch
 SampleLoss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) → (n,)
 
 
@@ -22,6 +22,17 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 def squared(outputs: Tensor, targets: Tensor) -> Tensor:
     """Squared error of every number; outputs are (n, 1), targets (n,)."""
     return F.mse_loss(outputs[:, 0], targets, reduction="none")
+
+
+def token_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of the tokens of every sample; logits are (n, T, V), targets (n, T), −100: no token."""
+    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
+    return losses.reshape(targets.shape).sum(1) / (targets != IGNORED).sum(1).clamp_min(1)
+
+
+def label_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean binary cross-entropy of the labels of every sample; logits and targets are (n, labels)."""
+    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
 
 
 def _check_tilt(tilt: float | Tensor, name: str) -> float | Tensor:
@@ -38,15 +49,15 @@ def _reject_ignored(targets: Tensor, weights: Tensor | None) -> None:
     capturing = targets.is_cuda and torch.cuda.is_current_stream_capturing()
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or capturing:
         return
-    ignored = targets == _IGNORED_LABEL
+    ignored = targets == IGNORED
     try:
         has_ignored = bool((ignored if weights is None else ignored & (weights > 0)).any())
     except RuntimeError:  # inside vmap
         return
     if has_ignored:
         raise InputError(
-            f"targets contain {_IGNORED_LABEL}, and TiltedLoss has no ignore_index; exclude these samples with "
-            f"criterion(logits, targets, weights=targets.ne({_IGNORED_LABEL}).float())"
+            f"targets contain {IGNORED}, and TiltedLoss has no ignore_index; exclude these samples with "
+            f"criterion(logits, targets, weights=targets.ne({IGNORED}).float())"
         )
 
 

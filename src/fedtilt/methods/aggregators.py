@@ -14,7 +14,6 @@ from fedtilt.errors import InputError
 from fedtilt.math import fair, robust
 from fedtilt.math.aggregate import mean, solvable, tilted
 from fedtilt.math.client_models import DISTANCES
-from fedtilt.math.robust import bad_count
 from fedtilt.methods.component import Component, ServerRound, Slot
 
 
@@ -64,8 +63,7 @@ class Tolerant(Aggregator):
     bad_share: float = setting(0.1, "share of bad clients that it tolerates", ge=0, lt=0.5)
 
     def _combine(self, models: Any, round: ServerRound) -> Tensor:
-        bad = bad_count(self.bad_share, round.selected)  # as many as of all selected clients: the bad ones do reply
-        return type(self).function(models, bad / len(models))
+        return type(self).function(models, round.bad_count(self.bad_share) / len(models))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from fedtilt import seeds
 from fedtilt.config.setting_fields import setting
 from fedtilt.errors import InputError
 from fedtilt.math import mixing
-from fedtilt.math.robust import bad_count
 from fedtilt.methods.component import Component, ServerRound, Slot
 
 
@@ -72,8 +71,7 @@ class NNM(Before):
 
     def apply(self, models: Tensor, round: ServerRound, slot: Slot) -> Prepared:
         """See `fedtilt.math.mixing.nearest_neighbor_mixing`."""
-        share = bad_count(self.bad_share, round.selected) / len(models)
-        weights = mixing.neighbor_weights(models, share)
+        weights = mixing.neighbor_weights(models, round.bad_count(self.bad_share) / len(models))
         return Prepared(mixing.mix(models, weights), weights, slot)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedtilt.config.named import NamedSettings
 from fedtilt.errors import InputError
 from fedtilt.math.mixing import mix
+from fedtilt.math.robust import bad_count
 
 Slot = Mapping[str, Tensor]  # what a component remembers
 # what the server gives a component of the tensors that clients send beside their models; all are checked to be finite
@@ -56,6 +57,7 @@ class ServerRound:
     clients: Sequence[int]  # the numbers of the clients with an update, ascending
     population: int  # how many clients there are
     selected: int  # how many were asked for an update
+    rejected: int = 0  # how many of these the screening rejected
     round: int = 1
     seed: int = 0
     lr: float = 1.0  # the clients' learning rate
@@ -64,6 +66,11 @@ class ServerRound:
     weights: Tensor | None = None  # (C,) of the clients; None: equal
     root: Tensor | None = None  # (P,) the model that the server trained on its root set
     sent: Mapping[str, Tensor] = field(default_factory=dict)  # what `training` sent beside the models, each (C, …)
+
+    def bad_count(self, bad_share: float) -> int:
+        """How many of the models may be bad: this share of the clients that were asked, less those rejected."""
+        # of those asked, not of those that replied: the bad ones do reply
+        return max(0, bad_count(bad_share, self.selected) - self.rejected)
 
     def mixed(self, weights: Tensor) -> Self:
         """The same for models mixed with these weights (M, C): a value of every client is mixed too."""

@@ -59,8 +59,9 @@ def evaluated(model: nn.Module, x: Inputs, samples: int, rule: str) -> tuple[Ten
 
 def check_labels(y: Tensor, rule: str) -> None:
     """Raise InputError if the targets are not classes."""
-    if y.is_floating_point():
-        raise InputError(f"{rule!r} is for classes; the targets are numbers")
+    if y.is_floating_point() or y.dim() > 1:
+        what = "tokens or several labels" if y.dim() > 1 else "numbers"
+        raise InputError(f"{rule!r} is for classes; the targets are {what}")
 
 
 def members(codes: Tensor, count: int) -> Tensor:

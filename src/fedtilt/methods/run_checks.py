@@ -4,10 +4,12 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 from fedtilt.data.groups import CLASS
+from fedtilt.data.targets import ALL
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.math.robust import bad_count
 from fedtilt.methods.aggregators import MultiKrum, TrimmedMean
 from fedtilt.methods.before import NNM, Bucketing
+from fedtilt.methods.component import ServerRound
 from fedtilt.methods.method import Method
 from fedtilt.methods.objectives import Tilted
 from fedtilt.methods.personal import Moreau
@@ -90,14 +92,15 @@ def needed_models(method: Method, bad: int) -> int:
     return needed
 
 
-def check_models(method: Method, models: int, selected: int) -> None:
-    """Raise InputError if a round has fewer models than the rule needs; as many may be bad as of all selected."""
+def check_models(method: Method, round: ServerRound) -> None:
+    """Raise InputError if a round has fewer models than the rule needs."""
+    models = len(round.clients)
     for part in tolerant_parts(method):
-        bad = bad_count(part.bad_share, selected)
+        bad = round.bad_count(part.bad_share)
         if bad and models < (needed := needed_models(method, bad)):
             raise InputError(
-                f"{models} of {selected} models can be aggregated, and {method.aggregator.label} with bad_share = "
-                f"{part.bad_share:g} needs {needed}, because {bad} may be bad; lower bad_share of method "
+                f"{models} of {round.selected} models can be aggregated, and {method.aggregator.label} with "
+                f"bad_share = {part.bad_share:g} needs {needed}, because {bad} may be bad; lower bad_share of method "
                 f"{method.name!r}, or wait for more clients"
             )
 
@@ -140,6 +143,11 @@ def check_levels(methods: Iterable[Method], groups: Iterable[str], label_group: 
     """Raise InputError if a level is over groups that the data does not name; targets give those of `label_group`."""
     known = list(dict.fromkeys([label_group, *groups]))
     for m in methods:
+        if known == [ALL] and isinstance(m.objective, Tilted) and m.objective.tau not in (0, m.objective.lam):
+            raise InputError(
+                f"tau = {m.objective.tau:g} of method {m.name!r} has no effect: it tilts over classes, and these "
+                "targets are none; set tau = 0, or name groups of samples (group_train of the data set)"
+            )
         for name, _ in m.objective.levels if isinstance(m.objective, Tilted) else ():
             if name not in known:
                 raise InputError(

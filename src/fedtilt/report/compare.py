@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fedtilt.data.groups import CLASS, in_words
 from fedtilt.evaluation.decision_metrics import METRICS as DECISION
-from fedtilt.evaluation.metrics import ACCURACY, BEYOND_CHANCE, Metrics, Score, client_scores
+from fedtilt.evaluation.metrics import ACCURACY, BEYOND_CHANCE, SCORES, Metrics, Score, client_scores, others_of
 from fedtilt.evaluation.metrics_frame import with_targets
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.statistics import paired_difference
-from fedtilt.evaluation.true_spread import client_estimates
+from fedtilt.evaluation.true_spread import client_estimates, knows_variances
 from fedtilt.evaluation.weighted_predictions import Weighted
 from fedtilt.report.run_reader import Run, SeedRun
 
@@ -55,29 +55,35 @@ def comparison_metrics(score: Score, group: str) -> tuple[Metric, ...]:
         Metric(extreme, extreme, f"{title} of the worst client{in_unit}", higher, unit),
         Metric(BEYOND_CHANCE, "beyond chance", f"client fairness without chance{in_spread}", False, spread),
     )
-    if score is ACCURACY:
-        return main
+    return main + tuple(column for other in others_of(score) for column in _other_metrics(other))
+
+
+def _other_metrics(score: Score) -> tuple[Metric, Metric]:
+    """The columns of a score beside the main one."""
+    in_unit, in_spread = (f", {u}" if u else "" for u in (score.unit, score.spread_unit))
+    title, about = f"{score.title}, client fairness", f"std of the {score.title} over clients{in_spread}"
     return (
-        *main,
-        Metric("rmse", "RMSE", "mean over clients", False),
-        Metric("rmse_client_fairness", "RMSE, client fairness", "std of the RMSE over clients", False),
+        Metric(score.name, score.title, f"mean over clients{in_unit}", score.higher_is_better, score.unit),
+        Metric(f"{score.name}_client_fairness", title, about, False, score.spread_unit),
     )
 
 
 METRICS = comparison_metrics(ACCURACY, CLASS)  # of classes
-_OVERVIEW = ("accuracy", "mae", "rmse", "client_fairness", BEYOND_CHANCE, "client_data_fairness_mean", "worst")
+_OVERVIEW = (*SCORES, "client_fairness", BEYOND_CHANCE, "client_data_fairness_mean", "worst")
 
 
-def metrics_of(run: Run) -> tuple[Metric, ...]:
-    """The columns of a run's comparison; a run of an older version has no fairness beyond chance."""
-    known = run.compared[0].last(run.methods[0]).evaluated.by_name()
-    return tuple(metric for metric in comparison_metrics(run.score, run.group) if metric.key in known)
+def metrics_of(*runs: Run) -> tuple[Metric, ...]:
+    """The columns of a comparison that all runs have: those of older versions have no fairness beyond chance."""
+    known = [run.compared[0].last(run.methods[0]).evaluated.by_name() for run in runs]
+    columns = comparison_metrics(runs[0].score, runs[0].group)
+    return tuple(metric for metric in columns if all(metric.key in names for names in known))
 
 
-def overview_metrics(run: Run) -> tuple[Metric, ...]:
+def overview_metrics(*runs: Run) -> tuple[Metric, ...]:
     """Of a rare class AUPRC and AUROC; the scores, both kinds of fairness, and the worst tenth of the clients."""
-    by_key = {metric.key: metric for metric in metrics_of(run)}
-    return rare_metrics(run) + tuple(by_key[key] for key in _OVERVIEW if key in by_key)
+    by_key = {metric.key: metric for metric in metrics_of(*runs)}
+    rare = tuple(metric for metric in rare_metrics(runs[0]) if all(metric in rare_metrics(run) for run in runs[1:]))
+    return rare + tuple(by_key[key] for key in _OVERVIEW if key in by_key)
 
 
 def rare_class(run: Run) -> str | None:
@@ -306,6 +312,11 @@ def _group_metrics(score: Score) -> tuple[Metric, ...]:
 # -- where a method fails ----------------------------------------------------------------------------------------------
 
 
+def knows_chance(run: Run) -> bool:
+    """Whether the part of chance in the scores is known; otherwise, nothing can be said to fail beyond it."""
+    return all(knows_variances(s.sums(run.methods[0]), s.total) for s in run.compared)
+
+
 class Worst(NamedTuple):
     """The client, or the class or group, that a method fails most: the worst of those below the mean beyond chance."""
 
@@ -319,7 +330,7 @@ class Worst(NamedTuple):
     def of(
         cls, score: Score, sums: Tensor, total: Tensor, names: Sequence[str], seed: int | None = None
     ) -> Self | None:
-        """The worst of several clients or groups, from their sums and samples; None: chance explains all of them."""
+        """The worst of several clients or groups, from sums and samples; None: chance explains all, or unknown."""
         found = client_estimates(sums[:, None], total[:, None])
         i = found.worst(score.higher_is_better)
         if i is None:

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fedtilt.evaluation.decision_metrics import METRICS, NUMBER_METRICS, OVERALL_METRICS, Metric
+from fedtilt.evaluation.decision_metrics import METRICS, OVERALL_METRICS, Metric, metrics_for
 from fedtilt.evaluation.metrics import ACCURACY
 from fedtilt.evaluation.metrics_frame import metrics_frame
 from fedtilt.evaluation.predictions import Predictions
@@ -39,7 +39,8 @@ def decision_metrics(run: Run, styles: Mapping[str, Style]) -> DecisionMetrics:
     methods = [m for m in best_methods(run, _MAX_METHODS) if all(m in by_method for by_method in stored)]
     predictions = {method: [by_method[method] for by_method in stored] for method in methods}
     is_class = run.score is ACCURACY
-    names = OVERALL_METRICS if is_class else NUMBER_METRICS
+    task = next(iter(stored[0].values())).task if methods else "regression"
+    names = OVERALL_METRICS if is_class else metrics_for(task)
     return DecisionMetrics(
         metrics=tuple(METRICS[name] for name in names),
         rows={method: _cells(by_seed, names) for method, by_seed in predictions.items()},

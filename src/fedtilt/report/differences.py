@@ -41,7 +41,7 @@ def differences(first: Run, second: Run) -> RunDifferences | None:
     """The second run against the first; None if they have different scores."""
     if first.score != second.score:
         return None
-    metrics = overview_metrics(first)
+    metrics = overview_metrics(first, second)
     seeds = [[seed_run.seed for seed_run in run.compared] for run in (first, second)]
     common = [seed for seed in seeds[0] if seed in seeds[1]]
     tables = [comparison_table(run, "evaluated") for run in (first, second)]

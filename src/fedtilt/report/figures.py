@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fedtilt.evaluation.metrics import ACCURACY, client_scores
+from fedtilt.evaluation.metrics import client_scores
 from fedtilt.report.compare import Metric, SeedValues, best_methods, metrics_of
 from fedtilt.report.figure import Figure, Style, capitalise, figure_layout, plotly_text, round4
 from fedtilt.report.heat_map import heat_map
@@ -155,7 +155,7 @@ def histogram(run: Run, methods: Sequence[str], styles: dict[str, Style]) -> Fig
     """The share of clients per bin of the score, one subplot per method."""
     score = run.score
     values = {m: torch.cat([client_scores(s.sums(m), s.total) for s in run.compared]) for m in methods}
-    largest = 100.0 if score is ACCURACY else float(f"{1.05 * max(float(v.max()) for v in values.values()):.2g}") or 1.0
+    largest = 100.0 if score.unit == "%" else float(f"{1.05 * max(float(v.max()) for v in values.values()):.2g}") or 1.0
     width, unit = largest / BINS, f" {score.unit}".rstrip()
     edges = [int(e) if e.is_integer() else e for e in (float(f"{width * k:.6g}") for k in range(BINS + 1))]
     axes = ["y", *(f"y{i}" for i in range(2, len(methods) + 1))]

@@ -66,7 +66,7 @@ def heat_map(run: Run, methods: Sequence[str]) -> Figure:
     )
     bar = {"thickness": 10, "outlinewidth": 0, "ticksuffix": unit}
     largest = (
-        100.0 if score is ACCURACY else max((z for trace in data for row in trace["z"] for z in row if z), default=1)
+        100.0 if score.unit == "%" else max((z for trace in data for row in trace["z"] for z in row if z), default=1)
     )
     layout["coloraxis"] = {"cmin": 0, "cmax": largest, "reversescale": not score.higher_is_better, "colorbar": bar}
     selectors = {"method": list(methods), "seed": [str(seed_run.seed) for seed_run in run.compared]}

@@ -46,13 +46,15 @@ def build_page(runs: Sequence[Run], published: Sequence[Published], folder: Path
     """
     in_figures = [method for run in runs for method in best_methods(run, MAX_METHODS)]  # these get a colour first
     method_styles = styles(list(dict.fromkeys(in_figures + [method for run in runs for method in run.methods])))
+    overview = overview_metrics(*runs)
     main = html.render(
         "report.html.j2",
         runs=[
             _run_values(i, run, numbers, method_styles, folder)
+            | {"overview": comparison_cells(comparison_table(run, "evaluated"), overview)}
             for i, (run, numbers) in enumerate(zip(runs, published, strict=True))
         ],
-        overview_metrics=overview_metrics(runs[0]),
+        overview_metrics=overview,
         score=runs[0].score,
         styles=method_styles,
         differences=differences(*runs) if len(runs) == 2 else None,
@@ -78,12 +80,11 @@ def _run_values(
         "facts": facts(run),
         "headline": headline(run),
         "worst_scores": worst_scores(run),
-        "beyond_chance": f"Client fairness beyond chance, {fairness_beyond_chance(run)}.",
+        "beyond_chance": fairness_beyond_chance(run),
         "certificate": certificates(run),
         "verdict": [*verdict(run), *thresholds(run)],
         "cautions": cautions(run),
         "audit": os.path.relpath(audit, folder) if (audit := run.folder / "audit.html").exists() else "",
-        "overview": comparison_cells(comparison_table(run, "evaluated"), overview_metrics(run)),
         "groups_in_words": in_words(run.group),
         "views": [
             {

@@ -199,13 +199,14 @@ def _read_seed(folder: Path, seed: int, fingerprint: Mapping[str, Any]) -> SeedR
         )
     return SeedRun(
         seed=seed, folder=folder, history=history, counts={name: counts[name] for name in methods}, total=total,
-        baselines=_read_baselines(baselines_folder(folder), last), thresholds=_read_thresholds(folder),
+        baselines=_read_baselines(baselines_folder(folder), last), thresholds=read_thresholds(folder),
         has_ended=(folder / EARLY_STOP).exists(),
         **_read_federation(folder / "federation.json", fingerprint, *total.shape),
     )  # fmt: skip
 
 
-def _read_thresholds(folder: Path) -> dict[str, Threshold]:
+def read_thresholds(folder: Path) -> dict[str, Threshold]:
+    """The thresholds that were chosen in the folder of a seed, by method."""
     path = folder / "thresholds.json"
     if not path.exists():
         return {}

@@ -7,7 +7,7 @@ from statistics import fmean
 import torch
 
 from fedtilt.evaluation.certificate import Certificate, describe
-from fedtilt.evaluation.metrics import ACCURACY, Score
+from fedtilt.evaluation.metrics import ACCURACY, Score, shares_of
 from fedtilt.evaluation.true_spread import fairness_difference, true_spread
 from fedtilt.report.compare import (
     VIEWS,
@@ -17,6 +17,7 @@ from fedtilt.report.compare import (
     best_and_tied,
     best_methods,
     comparison_table,
+    knows_chance,
     lead_metric,
     metrics_of,
     worst_client,
@@ -24,7 +25,7 @@ from fedtilt.report.compare import (
 )
 from fedtilt.report.run_reader import Run, SeedRun
 from fedtilt.report.verdict import model_cautions
-from fedtilt.text_tables import join_words
+from fedtilt.text_tables import article, join_words
 
 _MAX_NAMES = 5  # of attackers
 
@@ -35,9 +36,8 @@ def headline(run: Run) -> str:
     (_, clients, data), main = metrics_of(run)[:3], lead_metric(run)
     if len(table) == 1:
         (name, row), = table.items()  # fmt: skip
-        article = "an" if main.title[0] in "aM" else "a"  # an accuracy, an MAE
         return (
-            f"{name} reaches {article} {main.title} of {_amount(row, main)}, a client fairness of "
+            f"{name} reaches {article(main.title)} {main.title} of {_amount(row, main)}, a client fairness of "
             f"{_amount(row, clients)} and a client data fairness of {_amount(row, data)}."
         )
     wins: dict[str, list[str]] = {}  # method → what it is best in
@@ -62,7 +62,9 @@ def headline(run: Run) -> str:
 
 
 def worst_scores(run: Run) -> str:
-    """The client and the class or group that each of the best methods fails most, beyond chance."""
+    """The client and the class or group that each of the best methods fails most, beyond chance; empty: unknown."""
+    if not knows_chance(run):
+        return ""
     clauses = []
     for method in best_methods(run, 5):
         client, group = worst_client(run, method), worst_group(run, method)
@@ -82,7 +84,9 @@ def worst_score(score: Score, worst: Worst) -> str:
 
 
 def fairness_beyond_chance(run: Run) -> str:
-    """The spread of the true scores over clients with the best methods, by likelihood, and which is fairer."""
+    """The spread of true scores over clients with the best methods, and which is fairer; empty: unknown."""
+    if not knows_chance(run):
+        return ""
     spreads = {m: [true_spread(s.sums(m), s.total) for s in run.compared] for m in best_methods(run, 5)}
     texts = []
     for method, found in spreads.items():
@@ -101,12 +105,12 @@ def _is_fairer(seed_run: SeedRun, ours: str, theirs: str) -> bool:
 
 def certificates(run: Run) -> str:
     """The certificates of the best methods, over the clients of all seeds; empty for numbers as targets."""
-    if run.score is not ACCURACY:
+    if shares_of(run.compared[0].sums(run.methods[0])) is None:
         return ""
     total = torch.cat([seed_run.total for seed_run in run.compared])
     attackers = sum(len(seed_run.attackers) for seed_run in run.compared)
     by_method = {
-        method: Certificate(
+        method: Certificate.of(
             torch.cat([s.sums(method) for s in run.compared]), total, group=run.group, attackers=attackers
         )
         for method in best_methods(run, 5)
@@ -221,4 +225,4 @@ def _name_methods(group: Sequence[str], methods: int) -> str:
 
 
 def _format_score(value: float, score: Score) -> str:
-    return format_percent(value) if score is ACCURACY else f"{value:.4g}"
+    return format_percent(value) if score.unit else f"{value:.4g}"

@@ -28,8 +28,8 @@ def as_markdown(runs: Sequence[Run], published: Sequence[Published]) -> str:
     for run, numbers in zip(runs, published, strict=True):
         blocks += [f"## {markdown_text(run.name)}", f"{markdown_text(facts(run))}."]
         blocks += [
-            f"**{markdown_text(headline(run))}** {markdown_text(worst_scores(run))}",
-            markdown_text(f"Client fairness beyond chance, {fairness_beyond_chance(run)}."),
+            f"**{markdown_text(headline(run))}** {markdown_text(worst_scores(run))}".rstrip(),
+            *(markdown_text(f"Client fairness beyond chance, {t}.") for t in [fairness_beyond_chance(run)] if t),
             markdown_text(" ".join([*verdict(run), *thresholds(run), *cautions(run)])),
         ]
         blocks += [markdown_text(text)] if (text := certificates(run)) else []
@@ -45,7 +45,7 @@ def as_markdown(runs: Sequence[Run], published: Sequence[Published]) -> str:
 
 def as_csv(runs: Sequence[Run], published: Sequence[Published]) -> str:
     """One row per run, method and view, every metric with its standard deviation over seeds, unrounded."""
-    metrics = metrics_of(runs[0])
+    metrics = metrics_of(*runs)
     header = ["run", "method", "models", "round", "seeds"]
     header += [name for m in metrics for name in (m.key, f"{m.key}_seed_std")]
     published_metrics = [m for m in metrics if any(m.key in row for numbers in published for row in numbers.values())]

@@ -18,7 +18,7 @@ from fedtilt.evaluation.statistics import PairedDifference
 from fedtilt.evaluation.weighted_predictions import Weighted
 from fedtilt.report.compare import baseline_table, comparison_table, lead_metric, rare_class
 from fedtilt.report.run_reader import Run
-from fedtilt.text_tables import join_words
+from fedtilt.text_tables import article, join_words
 
 FEW_SAMPLES = 25  # of a client: with fewer, its accuracy is uncertain by 20 points or more
 _MAX_NAMES = 5  # of clients
@@ -27,6 +27,7 @@ _POOLED = {
     "pooled linear": "a linear regression",
     "pooled boosting": "gradient boosting",
 }
+_CONSTANTS = {"majority": "the majority class", "mean": "the mean", "frequencies": "frequencies in the training data"}
 _RESAMPLES = 500
 _OTHER_SAMPLES = 5  # of other classes, all predicted wrongly, before a client's model counts as collapsed
 _NOTICED = 0.5  # points by which personal models are worse than the shared one
@@ -46,7 +47,7 @@ def verdict(run: Run) -> list[str]:
     choose = max if lead.higher_is_better else min
     best = choose(run.methods, key=lambda method: rows[method][lead.key].mean)
     sentences = _about_local(run, best) if "local" in names else []
-    constant = next((name for name in names if name in ("majority", "mean")), None)
+    constant = next((name for name in names if name in _CONSTANTS), None)
     if constant is not None:
         sentences.append(_about_constant(run, best, constant, rows[constant][lead.key].mean))
     if pooled := [name for name in names if name.startswith("pooled")]:
@@ -85,7 +86,7 @@ def _about_local(run: Run, best: str) -> list[str]:
 
 
 def _about_constant(run: Run, best: str, constant: str, value: float) -> str:
-    what = "Predicting the majority class" if constant == "majority" else "Predicting the mean"
+    what = f"Predicting {_CONSTANTS[constant]}"
     if rare_class(run) is not None:
         what = "A random ranking"
     gap = _difference(run, best, constant)
@@ -102,13 +103,15 @@ def _over(run: Run, clients: int) -> str:
 def _value(run: Run, value: float) -> str:
     if rare_class(run) is not None:
         return f"an AUPRC of {value:.3f}"
-    return f"{value:.1f} %" if run.score is ACCURACY else f"an {run.score.title} of {value:.4g}"
+    if run.score.unit == "%":
+        return f"{value:.1f} %"
+    return f"{article(run.score.title)} {run.score.title} of {value:.4g}"
 
 
 def _change(run: Run, method: str, gap: PairedDifference) -> str:
     """By how much a method changes the score, with its interval."""
     what = "AUPRC" if rare_class(run) is not None else run.score.title
-    digits, unit = (3, "") if rare_class(run) is not None else (1, " points") if run.score is ACCURACY else (None, "")
+    digits, unit = (3, "") if rare_class(run) is not None else (1, " points") if run.score.unit else (None, "")
     # of errors, a positive difference is a lower error; the text has the sign of the error itself
     sign = 1 if run.score.higher_is_better else -1
     ends = sorted(sign * end for end in (gap.low, gap.high))
@@ -197,11 +200,11 @@ def _about_personal(run: Run, method: str) -> str:
         gaps.append(compare_clients(sign * personal, sign * shared, variance))
         means.append((float(shared.mean()), float(personal.mean())))
     shared_mean, personal_mean = (fmean(values) for values in zip(*means, strict=True))
-    noticed = _NOTICED if run.score is ACCURACY else 0.01 * shared_mean
+    noticed = _NOTICED if run.score.unit else 0.01 * shared_mean
     if fmean(gap.mean for gap in gaps) > -noticed:
         return ""
     chance = "" if all(gap.sign() < 0 for gap in gaps) else ", which may be chance"
-    values = [run.score.text(v, 1) if run.score is ACCURACY else f"{v:.4g}" for v in (personal_mean, shared_mean)]
+    values = [run.score.text(v, 1) if run.score.unit else f"{v:.4g}" for v in (personal_mean, shared_mean)]
     return (
         f"The personal models of {method} are worse than its shared model: {run.score.title} {values[0]} against "
         f"{values[1]}, mean over clients{chance}. Raise mu, or use the shared model."

@@ -6,7 +6,6 @@ from functools import partial
 
 import torch
 
-from fedtilt.data.inputs import take
 from fedtilt.engine.client_states import ClientStates
 from fedtilt.engine.prepare import PreparedRun, example_jobs
 from fedtilt.evaluation.baselines import constant_outputs, pooled_outputs, pooled_problem
@@ -82,8 +81,10 @@ def _train_alone(prepared: PreparedRun, round: int, notice: Notice) -> dict[str,
     )  # fmt: skip
     federation = prepared.federation
     jobs = example_jobs([method], prepared.net, prepared.parts, alone, federation)
-    sample, weighted = take(federation.clean_train(0)[0], slice(0, 1)), federation.dataset.weight_train is not None
-    backend = choose_backend(prepared.net, jobs, prepared.device.type, alone.backend, sample, alone.precision, weighted)
+    backend = choose_backend(
+        prepared.net, jobs, prepared.device.type, alone.backend, federation.sample(), alone.precision,
+        federation.dataset.weight_train is not None,
+    )  # fmt: skip
     trained = prepared._replace(methods=[method], settings=alone, backend=backend, mechanism=None)
     for last in simulate_prepared(trained, client_states=ClientStates(None, MEMORY_LIMIT), notice=notice):
         state = last.state

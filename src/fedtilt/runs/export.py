@@ -33,10 +33,9 @@ class Export(NamedTuple):
 
     def with_threshold(self, threshold: Threshold) -> "Export":
         """The same model with this threshold on one of its classes."""
-        if "target" in self.metadata:
-            raise InputError(
-                f"threshold {threshold.name}={threshold.value:g} is for classes, and this predicts numbers"
-            )
+        if "target" in self.metadata or "task" in self.metadata:
+            what = "numbers" if "target" in self.metadata else "tokens or several labels"
+            raise InputError(f"threshold {threshold.name}={threshold.value:g} is for classes, and this predicts {what}")
         threshold.check(json.loads(self.metadata["classes"]))
         return self._replace(metadata={**self.metadata, "threshold": json.dumps(threshold.to_json())})
 
@@ -99,6 +98,8 @@ def export_of(
         description = {key: value for key, value in run.description.items() if key not in _NOT_EXPORTED}
         if "class_names" in run.description:  # `classes` are those of the counts, which may be groups
             description["classes"] = run.description["class_names"]
+        elif "task" in description:
+            description.pop("classes", None)
         if method in run.description.get("thresholds", {}):
             description["threshold"] = run.description["thresholds"][method]
         if number is not None:

@@ -15,6 +15,7 @@ from fedtilt.data.groups import CLASS
 from fedtilt.data.naming import client_number
 from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
+from fedtilt.evaluation.metrics import ACCURACY, scores_of, shares_of
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.evaluation.weighted_predictions import clopper_pearson
@@ -27,6 +28,11 @@ from fedtilt.text_tables import markdown_table, markdown_text
 from fedtilt.toml_text import format_toml
 
 _CONFIDENCE = 0.95
+_ABOUT = {  # by the main score
+    "mae": "mean absolute error (MAE) and root mean squared error (RMSE)",
+    "loss": "mean loss of a sample, its exponential and the share of right tokens",
+    "label_accuracy": "share of right labels, of samples with all labels right, micro F1 and loss",
+}
 _MAX_ROWS = 40  # of a table by client or group; beyond, those with the lowest accuracy
 _SETTINGS = ("rounds", "participation", "epochs", "local_steps", "batch_size", "lr", "lr_personal", "optimizer",
              "schedule", "server_optimizer", "loss", "seed")  # fmt: skip
@@ -81,6 +87,37 @@ def write_export(
     difference = export.write(path, model)
     write_bytes(card, text)
     return card, difference
+
+
+def write_hub_folder(run: TrainedRun, export: Export, folder: Path) -> list[Path]:
+    """Write a model as a folder for the Hugging Face Hub: model.safetensors, config.json, and the card as README.md.
+
+    Args:
+        run: the run
+        export: what `export_of` returned for it
+        folder: a new or empty folder
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} is not empty; choose a new folder")
+    classes = "target" not in export.metadata
+    task = "image" if "mean" in export.metadata else "tabular" if "schema" in export.metadata else None
+    front = {
+        "library_name": "fedtilt",
+        "tags": ["federated-learning", "fairness", "fedtilt"],
+        **({} if task is None else {"pipeline_tag": f"{task}-{'classification' if classes else 'regression'}"}),
+    }
+    lines = [f"{key}: {json.dumps(value)}" for key, value in front.items()]  # JSON is YAML
+    use = '## Use\n\n```python\nimport fedtilt as ft\n\nmodel = ft.load("model.safetensors")\nmodel.predict(data)\n```'
+    card = "---\n" + "\n".join(lines) + f"\n---\n\n{model_card(run, export)}\n{use}\n"
+    config = {"fedtilt_version": run.version, "class_names": json.loads(export.metadata.get("classes", "null"))}
+    config |= {
+        key: export.metadata[key] for key in ("method", "round", "input_shape", "model") if key in export.metadata
+    }
+    paths = [folder / name for name in ("model.safetensors", "config.json", "README.md")]
+    export.write(paths[0])
+    write_bytes(paths[1], json.dumps(config, indent=2).encode())
+    write_bytes(paths[2], card.encode())
+    return paths
 
 
 def _title(run: TrainedRun, export: Export) -> str:
@@ -178,14 +215,14 @@ def _figures(evaluation: Evaluation, main: str, names: Sequence[str] | None, cli
 
 def _performance(by_group: Mapping[str, _Figures], clients: Sequence[str]) -> str:
     main, figures = next(iter(by_group.items()))
-    is_number = figures.sums.is_floating_point()
-    what = "mean absolute error (MAE)" if is_number else "accuracy with its 95 % interval (Clopper and Pearson)"
+    score, has_shares = scores_of(figures.sums)[0], shares_of(figures.sums) is not None
+    what = "accuracy with its 95 % interval (Clopper and Pearson)" if score is ACCURACY else _ABOUT[score.name]
     lines = ["## Performance", f"On test data of the clients: {what}.", _rows("client", clients, figures, dim=1)]
     for column, found in by_group.items():
         if len(found.names) > 1:
             lines.append(_rows(column, found.names, found, dim=0))
-    if not is_number and bool(figures.total.any()):
-        statement = str(Certificate(figures.sums, figures.total, _CONFIDENCE, main))
+    if has_shares and bool(figures.total.any()):
+        statement = str(Certificate.of(figures.sums, figures.total, _CONFIDENCE, main))
         lines += ["### Certificate", f"{statement[0].upper()}{statement[1:]}."]
     return "\n\n".join(lines)
 
@@ -194,11 +231,12 @@ def _rows(title: str, names: Sequence[str], figures: _Figures, dim: int) -> str:
     """A table by client (`dim` 1 is summed) or by group (`dim` 0)."""
     sums, total = figures.sums.sum(dim), figures.total.sum(dim)
     present = [i for i in range(len(total)) if total[i] > 0]
-    if figures.sums.is_floating_point():
-        errors = (sums[:, 0] / total.clamp(min=1)).tolist()
-        shown = _worst(present, key=[-error for error in errors])
-        rows = [[names[i], f"{errors[i]:.4g}", int(total[i])] for i in shown]
-        table = _table([title, "MAE", "test samples"], rows)
+    scores = scores_of(figures.sums)
+    if scores[0] is not ACCURACY:
+        main, *_ = values = [score.values(sums, total.clamp(min=1)).tolist() for score in scores]
+        shown = _worst(present, key=main if scores[0].higher_is_better else [-value for value in main])
+        rows = [[names[i], *(f"{of_score[i]:.4g}" for of_score in values), int(total[i])] for i in shown]
+        table = _table([title, *(f"{s.title}{f', {s.unit}' * bool(s.unit)}" for s in scores), "test samples"], rows)
     else:
         accuracy = (100 * sums.double() / total.clamp(min=1)).tolist()
         shown = _worst(present, key=accuracy)

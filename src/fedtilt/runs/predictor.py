@@ -246,6 +246,11 @@ def _of_export(export: Export, source: str, model: ModelSource | str | None, *, 
 def _predictor(
     source: str, metadata: Mapping[str, str], outputs: Callable[[Inputs], Tensor], module: nn.Module | None
 ) -> Predictor:
+    if "task" in metadata:
+        raise InputError(
+            f"{source} predicts tokens or several labels, and ft.load reads models of classes and numbers; "
+            "ft.models.load returns its module"
+        )
     with interpreting(Path(source)):
         keys = ("classes", "schema", "threshold", "scores", "target")
         values = {key: json.loads(metadata[key]) for key in keys if key in metadata}

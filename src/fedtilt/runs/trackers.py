@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,10 +20,14 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.imports import import_extra
 from fedtilt.runs.callback import Callback, Callbacks, RunStart
+from fedtilt.runs.predictor import Predictor, load
 from fedtilt.simulation import Round
 from fedtilt.storage.evaluations import Evaluations
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.provenance import seed_folder
+from fedtilt.version import __version__
+
+_PYFUNC = __name__  # the module whose `_load_pyfunc` loads a model for MLflow
 
 
 class Tracker(Callback, ABC):
@@ -87,6 +92,7 @@ class MLflow(Tracker):
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._client = import_extra("mlflow", "--log mlflow", "mlflow").MlflowClient(tracking_uri=uri)
         self._experiment = experiment
+        self._run: str | None = None
 
     def on_start(self, run: RunStart) -> None:
         """Create a run, or continue the one of the same run folder and seed."""
@@ -111,10 +117,37 @@ class MLflow(Tracker):
         for name, value in named.items():
             self._client.log_metric(self._run, name, value, step=step)
 
+    def log_model(self, file: str | os.PathLike[str], name: str = "model") -> str:
+        """Add an exported model to the run as an MLflow model, without pickle; returns its URI.
+
+        `mlflow.pyfunc.load_model(uri).predict(data)` predicts as `ft.load(file).predict(data)` does, where fedtilt is
+        installed.
+
+        Args:
+            file: a safetensors or ONNX file of `fedtilt export` or `result.export`
+            name: of the model in the run
+        """
+        if self._run is None:
+            raise InputError("there is no MLflow run to add a model to; train with this tracker first")
+        load(file)  # an error now, not when it is used
+        pyfunc = import_extra("mlflow.pyfunc", "log_model()", "mlflow")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model"
+            requirements = [f"fedtilt=={__version__}"]
+            pyfunc.save_model(path, loader_module=_PYFUNC, data_path=os.fspath(file), pip_requirements=requirements)
+            self._client.log_artifacts(self._run, str(path), name)
+        return f"runs:/{self._run}/{name}"
+
     def on_end(self, error: BaseException | None) -> None:
         """Finish the run; it is killed if it was interrupted, and failed with another error."""
         status = "FINISHED" if error is None else "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
         self._client.set_terminated(self._run, status)
+
+
+def _load_pyfunc(path: str) -> Predictor:
+    """The model of `MLflow.log_model`; MLflow calls it by this name, and then `predict`."""
+    file = Path(path)
+    return load(next(file.iterdir()) if file.is_dir() else file)
 
 
 class WandB(Tracker):

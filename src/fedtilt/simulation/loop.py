@@ -20,7 +20,7 @@ from fedtilt.data import Federation
 from fedtilt.data.data_warnings import warn
 from fedtilt.engine.client_states import ClientStates, FederationState, RestartPoint
 from fedtilt.engine.prepare import PreparedRun, check_effects, make_executor, prepare
-from fedtilt.engine.server import server_update
+from fedtilt.engine.server import ServerUpdate, server_update
 from fedtilt.engine.server_inputs import received_updates, train_on_root_sets
 from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
 from fedtilt.engine.state import check_state, initial_server
@@ -182,7 +182,43 @@ def _run_round(
     number = state.round + 1
 
     # 1. select clients
-    selected = settings.selected(number, federation.clients)
+    selected = settings.selected(number, federation.clients, federation.left_out)
+
+    updated: dict[str, ServerUpdate] = {}
+    mechanism, made = prepared.mechanism and prepared.mechanism.for_round(number), number
+    if selected:
+        updated, made = _update(prepared, state, executor, collector, releases, selected, number)
+    # else all of them are left out, and the models stay as they are
+    state.round = number
+
+    # 5. evaluate
+    evaluate = settings.evaluates(number) and not again
+    return Round(
+        number=number,
+        selected=selected,
+        state=state,
+        counts=test.all_counts(methods, state) if evaluate else None,
+        total=test.total,
+        validation=validation.all_counts(methods, state) if evaluate and validation else None,
+        validation_total=validation.total if validation else None,
+        seconds=time.perf_counter() - started,
+        backend=prepared.backend,
+        screened={name: {**update.bounded, **update.rejected} for name, update in updated.items()},
+        attack_success=_attack_success(methods, state, triggered) if evaluate and triggered else {},
+        privacy=mechanism.loss(made) if mechanism and evaluate else None,
+        _net=prepared.net,
+        _parts={m.name: prepared.parts.keeping(m.local_names) for m in methods},
+        client_names=federation.client_names,
+        _target=federation.target,
+    )
+
+
+def _update(
+    prepared: PreparedRun, state: FederationState, executor: Executor, collector: Collector | None,
+    releases: Releases, selected: list[int], number: int,
+) -> tuple[dict[str, ServerUpdate], int]:  # fmt: skip
+    """Train the selected clients and update the state; also returned: how many models with noise were made."""
+    methods, federation, settings = prepared.methods, prepared.federation, prepared.settings
 
     # 2. plan their local jobs
     server = merge_equal(state.server)
@@ -215,28 +251,7 @@ def _run_round(
     state.server = {name: update.state for name, update in updated.items()}
     state.round = number
     store_states(state, kept, audited)
-    del server, plans, updates, received, kept, audited  # free their memory before the evaluation
-
-    # 5. evaluate
-    evaluate = settings.evaluates(number) and not again
-    return Round(
-        number=number,
-        selected=selected,
-        state=state,
-        counts=test.all_counts(methods, state) if evaluate else None,
-        total=test.total,
-        validation=validation.all_counts(methods, state) if evaluate and validation else None,
-        validation_total=validation.total if validation else None,
-        seconds=time.perf_counter() - started,
-        backend=prepared.backend,
-        screened={name: {**update.bounded, **update.rejected} for name, update in updated.items()},
-        attack_success=_attack_success(methods, state, triggered) if evaluate and triggered else {},
-        privacy=mechanism.loss(made) if mechanism and evaluate else None,
-        _net=prepared.net,
-        _parts={m.name: prepared.parts.keeping(m.local_names) for m in methods},
-        client_names=federation.client_names,
-        _target=federation.target,
-    )
+    return updated, made
 
 
 def _attack_success(methods: Sequence[Method], state: FederationState, triggered: Evaluator) -> dict[str, float]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from fedtilt.data.naming import client_number
-from fedtilt.data.targets import NumericTarget
+from fedtilt.data.targets import Target
 from fedtilt.engine.client import build_client_model
 from fedtilt.engine.client_states import FederationState
 from fedtilt.errors import InputError
@@ -36,7 +36,7 @@ class Round:
     _net: nn.Module
     _parts: Mapping[str, Parts]  # by method
     client_names: tuple[str, ...]
-    _target: NumericTarget | None = None  # the scale of the targets if they are numbers
+    _target: Target | None = None  # what the targets are; None: classes
 
     def metrics(self, method: str, *, validation: bool = False) -> Metrics:
         """Metrics of the method's evaluated models, on test or on validation data."""

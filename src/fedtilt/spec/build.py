@@ -38,6 +38,7 @@ def federation_of(spec: Spec, seed: int, dataset: Dataset | None = None) -> Fede
         validation=c.validation,
         validation_outliers=c.validation_outliers and c.validation > 0,
         outliers=spec.outliers.to_outliers(),
+        leave_out=c.leave_out,
         seed=seed,
         **settings,
     )
@@ -67,7 +68,7 @@ def dataset_of(spec: Spec, seed: int) -> Dataset:
     """The data set that a spec names, read from disk."""
     d = spec.data
     if d.file:
-        return table_of(spec).to_dataset(d.test_share, seed)
+        return table_of(spec).to_dataset(d.test_share, seed, spec.clients.leave_out)
     if d.images:
         return images(
             d.images,
@@ -121,10 +122,10 @@ def _own_model(path: str, arguments: dict[str, Any]) -> ModelSource:
     return functools.partial(function, **arguments)
 
 
-def train_settings_of(spec: Spec, seed: int) -> TrainSettings:
-    """The training settings of a spec, with one of its seeds and the loss of its task."""
+def train_settings_of(spec: Spec, seed: int, task: str | None = None) -> TrainSettings:
+    """The training settings of a spec, with one of its seeds and the loss of its task, or of another one."""
     baselines = spec.data.path is not None if spec.train.baselines is None else spec.train.baselines
     settings = replace(
         spec.train, seed=seed, device=spec.device, privacy=spec.privacy, attack=spec.attack, baselines=baselines
     )
-    return settings.for_task(spec.task)
+    return settings.for_task(task or spec.task)

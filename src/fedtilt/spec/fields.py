@@ -16,7 +16,7 @@ from fedtilt.data import Outliers
 from fedtilt.data.groups import CLASS, combined_names
 from fedtilt.data.outliers import FLIP_TARGETS, KINDS, REDRAWS
 from fedtilt.data.partition import PARTITIONS
-from fedtilt.data.targets import RANGE, TASKS
+from fedtilt.data.targets import RANGE, TABLE_TASKS
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import is_function_path
@@ -51,6 +51,12 @@ class ClientsSpec:
         only_with={"partition": ["dirichlet"]},
     )
     max_train: int | None = setting(None, "the most training samples per client; default: all", ge=1, example=600)
+    leave_out: tuple[str, ...] = setting(
+        (),
+        "clients that are not part of the run, by name; the others have the samples and random numbers that they have "
+        "with them",
+        allowed='a list of names, such as ["north"]',
+    )
     validation: float = setting(0.0, "the share of training data used for validation", ge=0, lt=1)
     validation_outliers: bool = setting(
         False,
@@ -183,7 +189,7 @@ class Spec:
     task: str = setting(
         "classification",
         "what the target of data.file is: a class, or a number (regression); scores are then MAE and RMSE",
-        choices=TASKS,
+        choices=TABLE_TASKS,
     )
     device: str = setting(
         "auto",

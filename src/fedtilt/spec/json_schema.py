@@ -27,6 +27,8 @@ _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 _LIMITS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 _OWN = {"type": "string", "pattern": r"^[\w.]+:\w+$", "description": "your own, as module:Class"}
 
+_OF_TORCH = {"type": "string", "pattern": r"^(torch\.optim\.)?[A-Z]\w*$", "description": "an optimiser of torch.optim"}
+
 
 def json_schema() -> str:
     """The schema (draft 2020-12) as text."""
@@ -105,8 +107,9 @@ def _named(known: Mapping[str, type], key: str, default: str | None = None, own:
         table["properties"] = {key: {"const": name}} | table["properties"]
         tables.append({"description": _first_line(cls), **table, "required": [] if name == default else [key]})
     if own:
-        names.append(_OWN)
-        tables.append({"type": "object", "properties": {key: _OWN}, "required": [key]})
+        named = _OF_TORCH if own.startswith("torch.optim") else _OWN
+        names.append(named)
+        tables.append({"type": "object", "properties": {key: named}, "required": [key]})
     return {"oneOf": [{"anyOf": names}, {"type": "object", "anyOf": tables}]}
 
 

@@ -13,13 +13,15 @@ from typing import Any
 
 import torch
 
-from fedtilt.data.inputs import named_tensors
+from fedtilt.data.inputs import named_tensors, take
+from fedtilt.data.targets import LabelTarget, NumericTarget, TokenTarget
 from fedtilt.engine.prepare import PreparedRun
 from fedtilt.engine.settings import TrainSettings, default_eval_every
 from fedtilt.errors import InputError
 from fedtilt.files import first_difference, read_json
 from fedtilt.parts import tied_parameters
 from fedtilt.storage.provenance import recorded_settings
+from fedtilt.training.augmentation import check_transform
 
 # key of a fingerprint whose value is a digest → what has changed, and what to restore
 _DIGESTED = {
@@ -29,6 +31,7 @@ _DIGESTED = {
     "start": "another initial model; restore its code, weights and random seed",
     "constants": "another {part}, which the run does not train; restore the model's code and weights",
     "loss": "another loss function; restore its code",
+    "transform": "another transform; restore its code",
 }
 
 
@@ -52,16 +55,31 @@ def fingerprint_of(prepared: PreparedRun) -> dict[str, Any]:
         "architecture": repr(prepared.net),
         "start": _digest([prepared.parts.initial]),
         "loss": _loss_digest(prepared),
+        **_transform_digest(prepared),
     }
 
 
 def _loss_digest(prepared: PreparedRun) -> str:
     """A digest of the loss on fixed outputs: two lambdas have the same name."""
-    count, is_number = prepared.federation.outputs, prepared.federation.target is not None
-    outputs = torch.arange(16 * count, dtype=torch.float32).reshape(16, count).sin()
-    targets = torch.arange(16).cos() if is_number else torch.arange(16) % count
+    count, target = prepared.federation.outputs, prepared.federation.target
+    shape = (8, 2) if isinstance(target, TokenTarget) else (16,)  # of the outputs, without the last dimension
+    outputs = torch.arange(16 * count, dtype=torch.float32).reshape(*shape, count).sin()
+    targets = torch.arange(16).reshape(shape) % count
+    if isinstance(target, LabelTarget):
+        targets = (outputs > 0.5).float()
+    elif isinstance(target, NumericTarget):
+        targets = torch.arange(16).cos()
     with torch.no_grad():
         return _digest([prepared.settings.sample_loss(outputs, targets)])
+
+
+def _transform_digest(prepared: PreparedRun) -> dict[str, str]:
+    """A digest of what a transform makes of some samples."""
+    transform = prepared.settings.batch_transform
+    if transform is None:
+        return {}
+    found = check_transform(transform, take(prepared.federation.clean_train(0)[0], slice(0, 8)))
+    return {"transform": _digest([values.cpu() for values in named_tensors(found, "x").values()])}
 
 
 def _digest(tensors: Sequence[torch.Tensor]) -> str:

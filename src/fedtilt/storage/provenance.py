@@ -21,7 +21,7 @@ from fedtilt.training import native
 from fedtilt.version import __version__
 
 # training settings that later versions added: no key for the default, so that folders of earlier ones can be resumed
-_ADDED_SETTINGS = ("privacy", "attack", "stop")
+_ADDED_SETTINGS = ("privacy", "attack", "stop", "transform", "micro_batch_size")
 
 
 def recorded_settings(methods: Sequence[Method], settings: TrainSettings) -> dict[str, Any]:

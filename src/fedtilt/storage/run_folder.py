@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Shape
-from fedtilt.data.targets import NumericTarget
+from fedtilt.data.targets import LabelTarget, NumericTarget, Target
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.errors import InputError
 from fedtilt.evaluation.threshold import Threshold
@@ -335,7 +335,7 @@ def model_description(
     input_shape: Shape,
     class_names: Sequence[str],
     *,
-    target: NumericTarget | None,
+    target: Target | None,
     schema: "Schema | None",
     image: bool,
 ) -> dict[str, Any]:
@@ -345,13 +345,17 @@ def model_description(
         recipe: name and arguments of the model; None: no function that can be imported
         input_shape: the shape of one sample
         class_names: the names of the outputs, unless they are numbers
-        target: the scale of numbers: a prediction is output · deviation + mean
+        target: what the outputs are, if they are no classes; of numbers, a prediction is output · deviation + mean
         schema: of a table: how its columns become the input
         image: whether the input is (x − mean) / deviation of pixels in [0, 1]
     """
     found: dict[str, Any] = {} if recipe is None else {"model": dict(recipe)}
     found["input_shape"] = input_shape
     found |= {"class_names": list(class_names)} if target is None else {}
-    found |= {} if target is None else {"target": {"mean": target.mean, "deviation": target.deviation}}
+    if isinstance(target, NumericTarget):
+        found["target"] = {"mean": target.mean, "deviation": target.deviation}
+    elif target is not None:
+        found |= {"task": target.task, "outputs": target.outputs}
+        found |= {"labels": list(target.labels)} if isinstance(target, LabelTarget) else {}
     found |= {"mean": [0.5], "deviation": [0.5]} if image else {}  # pixels become [-1, 1]
     return found | ({} if schema is None else {"schema": schema.to_json()})

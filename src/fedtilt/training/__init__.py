@@ -13,7 +13,7 @@ of the run does not know.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedtilt.data.inputs import Inputs
 from fedtilt.errors import InputError
@@ -38,12 +38,15 @@ class Backend(Protocol):
         ...
 
 
-def _with_special_jobs(train: Backend, special_reason: Callable[[nn.Module, LocalJob], str | None]) -> Backend:
+def _with_special_jobs(
+    train: Backend, special_reason: Callable[[nn.Module, LocalJob], str | None], *, by_number: bool = True
+) -> Backend:
     """The backend, with autograd for jobs whose special steps it does not know, and with the losses of `start`.
 
     Args:
         train: the backend
         special_reason: why it does not train a job with special steps; None if it does
+        by_number: whether it takes samples by their number, and not batch by batch
     """
 
     def train_all(
@@ -51,7 +54,9 @@ def _with_special_jobs(train: Backend, special_reason: Callable[[nn.Module, Loca
     ) -> list[Trained]:
         alone = [job.special_steps is not None and special_reason(model, job) is not None for job in jobs]
         rest = [i for i, is_alone in enumerate(alone) if not is_alone]
-        trained = iter(train(model, [jobs[i] for i in rest], [batches[i] for i in rest], precision=precision))
+        data_of = {id(data): data.augmented() if by_number else data for data in (batches[i] for i in rest)}
+        of_rest = [data_of[id(batches[i])] for i in rest]
+        trained = iter(train(model, [jobs[i] for i in rest], of_rest, precision=precision))
         results = []
         for job, data, is_alone in zip(jobs, batches, alone, strict=True):
             result = autograd_loop.train(model, [job], [data], precision=precision)[0] if is_alone else next(trained)
@@ -63,7 +68,7 @@ def _with_special_jobs(train: Backend, special_reason: Callable[[nn.Module, Loca
 
 
 BACKENDS: dict[str, Backend] = {
-    "autograd": _with_special_jobs(autograd_loop.train, lambda *_: None),
+    "autograd": _with_special_jobs(autograd_loop.train, lambda *_: None, by_number=False),
     "native": _with_special_jobs(native.train, native.special_reason),
     "fused": _with_special_jobs(fused_mlp.train, lambda _, job: job.special_steps),
     "stacked": _with_special_jobs(stacked.train, stacked.special_reason),
@@ -71,8 +76,8 @@ BACKENDS: dict[str, Backend] = {
 _FASTEST_FIRST = {"cpu": ("native", "fused", "autograd"), "cuda": ("stacked", "autograd")}
 _UNSUPPORTED_REASON = {
     "autograd": lambda *_: None,
-    "native": native.unsupported_reason,
-    "fused": fused_mlp.unsupported_reason,
+    "native": lambda model, job, device_type, sample, _: native.unsupported_reason(model, job, device_type, sample),
+    "fused": lambda model, job, device_type, sample, _: fused_mlp.unsupported_reason(model, job, device_type, sample),
     "stacked": stacked.unsupported_reason,
 }
 
@@ -100,7 +105,7 @@ def choose_backend(
     jobs: Sequence[LocalJob],
     device_type: str,
     backend: str = "auto",
-    sample: Inputs | None = None,
+    sample: tuple[Inputs, Tensor] | None = None,
     precision: str = "float32",
     weighted: bool = False,
 ) -> BackendChoice:
@@ -111,7 +116,7 @@ def choose_backend(
         jobs: a job of every kind that the run has
         device_type: "cpu" or "cuda"
         backend: a name from `BACKENDS`, or "auto"
-        sample: one input, (1, …), to test whether the model can be stacked
+        sample: one input and its target, (1, …) each, to test whether the model can be stacked
         precision: "float32", or "tf32" or "bfloat16" on CUDA
         weighted: whether samples have weights, which autograd alone knows
     """
@@ -120,9 +125,11 @@ def choose_backend(
     if backend not in ("auto", *BACKENDS):
         raise InputError(f"unknown backend {backend!r}; choose one of auto, {', '.join(BACKENDS)}")
     reasons: dict[str, str] = {}
+    x, target = (None, None) if sample is None else sample
     for name in _FASTEST_FIRST[device_type] if backend == "auto" else (backend,):
-        unsupported = [(job, r) for job in jobs if (r := _UNSUPPORTED_REASON[name](model, job, device_type, sample))]
-        reason = "samples have weights" if weighted and name != "autograd" else None
+        unsupported = [(job, r) for job in jobs if (r := _UNSUPPORTED_REASON[name](model, job, device_type, x, target))]
+        reason = "samples have weights" if weighted else next((r for job in jobs if (r := job.autograd_reason)), None)
+        reason = None if name == "autograd" else reason
         reason = reason or next(
             (r for job, r in unsupported if job.special_steps is None or len(unsupported) == len(jobs)), None
         )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtilt import seeds
-from fedtilt.data.inputs import take
+from fedtilt.data.inputs import Inputs, split, take
 from fedtilt.errors import InputError
 from fedtilt.math.tilt import nested_tilt
 from fedtilt.methods.component import describe
@@ -16,7 +16,7 @@ from fedtilt.models import copy_with_parameters, logits, trained_parameters, vec
 from fedtilt.parts import buffers_to_vector
 from fedtilt.training import client_update
 from fedtilt.training.dropout import keyed_dropout
-from fedtilt.training.local_job import MIN_UTILITY, Batches, LocalJob, Trained
+from fedtilt.training.local_job import MIN_UTILITY, Batch, Batches, LocalJob, Trained
 from fedtilt.training.precision import autocast, fp32_deterministic
 
 _SAMPLES = 4096  # in a forward pass without gradients
@@ -54,16 +54,21 @@ def _train_one(model: nn.Module, job: LocalJob, batches: Batches, precision: str
         fp32_deterministic(theta.device, precision == "tf32"),
         keyed_dropout() as masks,
     ):
-        for number, (x, y, groups, weights) in enumerate(batches.of(job), 1):
-            masks.start(key, number)
-            with autocast(theta.device, precision):
-                outputs = logits(net, x)
-            loss = batch_objective(job, job.loss(outputs.float(), y), groups, weights)
-            if job.utility < math.inf:  # the gradient of −log(utility − loss)
-                loss = loss / (job.utility - loss.detach()).clamp_min(MIN_UTILITY)
+        for number, batch in enumerate(batches.of(job), 1):
+
+            def losses_of(x: Inputs, y: Tensor, first: int = 0, number: int = number) -> Tensor:
+                masks.start(key, number, first)
+                with autocast(theta.device, precision):
+                    outputs = logits(net, x)
+                return job.loss(outputs.float(), y)
+
             if job.first is not None and number == switch + 1:
                 step = new_step(1 - job.first)
-            step(torch.autograd.grad(loss, parameters, materialize_grads=True))  # 0 for unused parameters
+            if job.micro_batch is None or len(batch.y) <= job.micro_batch:
+                loss = _minimised(job, losses_of(batch.x, batch.y), batch)
+                step(torch.autograd.grad(loss, parameters, materialize_grads=True))  # 0 for unused parameters
+            else:
+                step(_accumulated(job, batch, losses_of, parameters, job.micro_batch))
             if job.anchor_rate and number % job.repeats == 0:
                 anchor.lerp_(theta, job.anchor_rate)
     _check_constant(net, constant)
@@ -80,6 +85,38 @@ def batch_objective(job: LocalJob, losses: Tensor, groups: Sequence[Tensor], wei
         found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise InputError(f"{describe(job.objective)} returned {found}; expected one number, a tensor of shape ()")
     return value.reshape(())
+
+
+def _minimised(job: LocalJob, losses: Tensor, batch: Batch) -> Tensor:
+    """What a step minimises, of the losses of its batch; of −log(utility − R), a value with the same gradient."""
+    loss = batch_objective(job, losses, batch.groups, batch.weights)
+    return loss / (job.utility - loss.detach()).clamp_min(MIN_UTILITY) if job.utility < math.inf else loss
+
+
+def _accumulated(
+    job: LocalJob, batch: Batch, losses_of: Callable[[Inputs, Tensor, int], Tensor],
+    parameters: Sequence[nn.Parameter], size: int,
+) -> list[Tensor]:  # fmt: skip
+    """The gradients of a batch, `size` samples at a time.
+
+    A tilt is not a mean: how much a sample counts depends on the losses of the whole batch. They are computed first,
+    without gradients; then every micro-batch adds the gradient of its losses, each times how much it counts.
+    """
+    parts = list(zip(split(batch.x, size), batch.y.split(size), range(0, len(batch.y), size), strict=True))
+    device = batch.y.device
+    if any(job.tilts) or job.objective is not None or job.utility < math.inf:
+        # random layers draw the same numbers in both passes
+        with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            losses = torch.cat([losses_of(*part) for part in parts])
+    else:  # a mean: no loss matters
+        losses = torch.zeros(len(batch.y), device=device)
+    (counts,) = torch.autograd.grad(_minimised(job, losses.requires_grad_(), batch), [losses])
+    total = [torch.zeros_like(p) for p in parameters]
+    for x, y, first in parts:
+        loss = losses_of(x, y, first) @ counts[first : first + len(y)]
+        for sum, grad in zip(total, torch.autograd.grad(loss, parameters, materialize_grads=True), strict=True):
+            sum += grad
+    return total
 
 
 def start_loss(model: nn.Module, job: LocalJob, batches: Batches, precision: str = "float32") -> Tensor:

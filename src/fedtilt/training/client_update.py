@@ -65,6 +65,15 @@ def _optimizer_step(settings: Optimizer, parameters: Sequence[nn.Parameter], lr:
 
 def torch_optimizer(settings: Optimizer, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
     """The optimiser of PyTorch with these settings."""
+    if settings.is_of_torch:
+        name = settings.label.removeprefix("torch.optim.")
+        arguments = {key: value for key, value in settings.settings().items() if key != "clip_norm"}
+        try:
+            return getattr(torch.optim, name)(parameters, lr=lr, **arguments)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"optimizer = {settings.label!r} does not take its settings or this model: {error}"
+            ) from error
     if settings.name == "sgd":
         return torch.optim.SGD(
             parameters, lr, settings.momentum, weight_decay=settings.weight_decay, nesterov=settings.nesterov

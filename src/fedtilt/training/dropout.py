@@ -31,16 +31,18 @@ class Masks(threading.local):
     def __init__(self) -> None:
         self._step: tuple[Tensor, Tensor | int] | None = None
         self._key: Tensor | None = None  # of the step; computed for the first mask
+        self._first = 0
         self.shapes: list[tuple[int, ...]] = []  # of the masks of this forward pass
 
-    def start(self, key: Tensor, step: Tensor | int) -> None:
+    def start(self, key: Tensor, step: Tensor | int, first: int = 0) -> None:
         """Begin the forward pass of a step.
 
         Args:
             key: of the client's batches, int64, without dimensions
             step: its number
+            first: the number of the first sample in its batch; not 0 in a micro-batch
         """
-        self._step, self._key, self.shapes = (key, step), None, []
+        self._step, self._key, self._first, self.shapes = (key, step), None, first, []
 
     def stop(self) -> None:
         """Return to torch's generators."""
@@ -59,7 +61,9 @@ class Masks(threading.local):
         self.shapes.append(shape)
         key = seeds.mix(self._key + len(self.shapes))
         low, high = ((half & 0xFFFFFFFF) - (1 << 31) for half in (key, key >> 32))
-        z = torch.arange(math.prod(shape), dtype=torch.int32, device=device).reshape(shape) ^ low.to(torch.int32)
+        start = self._first * math.prod(shape[1:])
+        z = torch.arange(start, start + math.prod(shape), dtype=torch.int32, device=device)
+        z = z.reshape(shape) ^ low.to(torch.int32)
         z = (z ^ _shift_right(z, 16)) * 0x7FEB352D  # Wellons' finaliser for 32 bits, with the key in two halves
         z = (z ^ _shift_right(z, 15) ^ high.to(torch.int32)) * (0x846CA68B - (1 << 32))
         return _shift_right(z ^ _shift_right(z, 16), 8) >= round(p * 2**24)

@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from fedtilt import seeds
 from fedtilt.data.groups import CLASS
-from fedtilt.data.inputs import Inputs, split, take
+from fedtilt.data.inputs import Inputs, concatenate, split, take
 from fedtilt.math.losses import SampleLoss, cross_entropy
 from fedtilt.methods.objectives import Objective
 from fedtilt.methods.training import Training
 from fedtilt.optimizers import SGD, Optimizer
+from fedtilt.training.augmentation import Augmentation, Transform
 
 MIN_UTILITY = 0.2  # below it, the logarithm of a utility continues as a straight line
 
@@ -59,6 +60,7 @@ class LocalJob:
     first: Tensor | None = None  # (T,) 1 for the parameters that train first, alone, and 0 for those that follow
     first_epochs: int = 0  # the passes over the data in which they do
     measures_loss: bool = False  # whether R of `start` on all samples is returned
+    micro_batch: int | None = None  # samples of a forward and backward pass; None: the whole batch
 
     @property
     def special_steps(self) -> str | None:
@@ -74,6 +76,13 @@ class LocalJob:
         if self.first is not None:
             return "some parameters train before the others"
         return "the loss is inside a logarithm" if self.utility < math.inf else None
+
+    @property
+    def autograd_reason(self) -> str | None:
+        """Why no other backend than autograd trains it, as a clause; None: others may."""
+        if self.optimizer.is_of_torch:
+            return f"the optimiser is {self.optimizer.label}"
+        return None if self.micro_batch is None else "gradients are accumulated over micro-batches"
 
     @property
     def levels(self) -> tuple[tuple[str, float], ...]:
@@ -95,7 +104,7 @@ class LocalJob:
         tensors = [self.start, self.anchor if self.prox else None, self.buffers, self.drift, self.first, self.slot]
         tensors.append(self.broadcast)
         settings = self.prox, self.levels, self.lam, self.lr, self.epochs, self.steps, self.optimizer, self.loss
-        special = self.utility, self.repeats, self.anchor_rate, self.first_epochs, self.measures_loss
+        special = self.utility, self.repeats, self.anchor_rate, self.first_epochs, self.measures_loss, self.micro_batch
         special += self.objective, self.training, self.round  # type: ignore[assignment]
         return *(None if tensor is None else id(tensor) for tensor in tensors), *settings, *special
 
@@ -155,6 +164,7 @@ class Batches:
     key: int  # seeds the randomness inside a model (dropout)
     groups: Mapping[str, Tensor] = field(default_factory=dict)  # column of groups → the group of each sample, (n,)
     weights: Tensor | None = None  # (n,) of the samples; None: they count the same
+    augmentation: Augmentation | None = None  # of every batch that is trained on
 
     def of(self, job: LocalJob) -> Iterator[Batch]:
         """The batches that a job trains on, one a step."""
@@ -170,14 +180,32 @@ class Batches:
         return ((batch.x, batch.y) for batch in self._all([]))
 
     def _all(self, groups: Sequence[Tensor]) -> Iterator[Batch]:
-        sizes = self.bounds.diff().tolist()
-        for order in self.order[:, : int(self.bounds[-1])]:
+        sizes, augment = self.bounds.diff().tolist(), self.augmentation
+        for epoch, order in enumerate(self.order[:, : int(self.bounds[-1])]):
             x, y = take(self.x, order), self.y[order]  # one gather per epoch; batches are views of it
             labels = y.split(sizes)
             levels = [labels if codes is self.y else codes[order].split(sizes) for codes in groups]
             weights = None if self.weights is None else self.weights[order].split(sizes)
             for k, batch in enumerate(split(x, sizes)):
+                if augment is not None:
+                    batch = augment(batch, epoch, k)
                 yield Batch(batch, labels[k], [codes[k] for codes in levels], None if weights is None else weights[k])
+
+    def augmented(self) -> "Batches":
+        """The same batches as samples of their own, for backends that take samples by their number."""
+        if self.augmentation is None:
+            return self
+        order = self.order[:, : int(self.bounds[-1])]
+        rows = order.reshape(-1)
+        return replace(
+            self,
+            x=concatenate([batch.x for batch in self._all([])]),
+            y=self.y[rows],
+            order=torch.arange(len(rows), device=rows.device).reshape(order.shape),
+            groups={name: codes[rows] for name, codes in self.groups.items()},
+            weights=None if self.weights is None else self.weights[rows],
+            augmentation=None,
+        )
 
     @functools.cached_property
     def size(self) -> int:
@@ -229,7 +257,7 @@ def step_count(job: LocalJob, samples: int, batch_size: int, last_batch: str = "
 
 def make_batches(
     x: Inputs, y: Tensor, *, seed: int, round: int, client: int, epochs: int, batch_size: int, last_batch: str = "even",
-    groups: Mapping[str, Tensor] | None = None, weights: Tensor | None = None,
+    groups: Mapping[str, Tensor] | None = None, weights: Tensor | None = None, transform: Transform | None = None,
 ) -> Batches:  # fmt: skip
     """The batches of one client in one round; their order depends on (seed, round, client) alone.
 
@@ -244,6 +272,7 @@ def make_batches(
         last_batch: How an epoch is split: see `batch_bounds`.
         groups: By column of groups, the group of each sample, (n,).
         weights: The weight of each sample, (n,); None: they count the same.
+        transform: Augments every batch.
     """
     order = seeds.permutations(seeds.key(seed, "order", round=round, client=client), epochs, len(y), device=y.device)
     return Batches(
@@ -254,6 +283,7 @@ def make_batches(
         key=seeds.key(seed, "dropout", round=round, client=client),
         groups=groups or {},
         weights=weights,
+        augmentation=Augmentation.of(transform, seed=seed, round=round, client=client),
     )
 
 

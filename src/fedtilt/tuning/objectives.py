@@ -109,6 +109,19 @@ OBJECTIVES = {  # task → objectives by name, the main one first
         Objective("rmse", "RMSE", "", False, lambda s: s.metrics.rmse),
         unit="", spread_unit="", higher_is_better=False,
     ),
+    "language": _by_name(
+        Objective("loss", "loss", "", False, lambda s: s.metrics.value("loss")),
+        Objective("perplexity", "perplexity", "", False, lambda s: s.metrics.value("perplexity")),
+        Objective("token_accuracy", "token accuracy", "%", True, lambda s: s.metrics.value("token_accuracy")),
+        unit="", spread_unit="", higher_is_better=False,
+    ),
+    "multilabel": _by_name(
+        Objective("label_accuracy", "label accuracy", "%", True, lambda s: s.metrics.value("label_accuracy")),
+        Objective("exact_match", "exact match", "%", True, lambda s: s.metrics.value("exact_match")),
+        Objective("micro_f1", "micro F1", "%", True, lambda s: s.metrics.value("micro_f1")),
+        Objective("loss", "loss", "", False, lambda s: s.metrics.value("loss")),
+        unit="%", spread_unit="points", higher_is_better=True,
+    ),
 }  # fmt: skip
 
 
@@ -120,7 +133,7 @@ OUTPUT_OBJECTIVES = {  # of classes: metrics of the probabilities on all samples
 
 def task_of(federation: Federation) -> str:
     """What the models of a federation learn."""
-    return CLASSIFICATION if federation.target is None else REGRESSION
+    return federation.dataset.task
 
 
 def main_objective(task: str) -> Objective:

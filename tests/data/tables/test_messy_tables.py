@@ -1,6 +1,7 @@
 """Tables as people have them: words for missing cells, headers that differ, mixed dates, unlabelled rows, warnings."""
 
 import json
+import math
 import warnings
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from fedtilt.data import Federation, Schema, table, transform
 from fedtilt.data.tables.merge import merge
+from fedtilt.data.tables.missing_codes import find_codes
 from fedtilt.data.tables.settings import TableSettings
 from fedtilt.data.tables.table import open_table
 from fedtilt.errors import InputError
@@ -159,22 +161,35 @@ def test_numbers_that_may_mean_unknown():
     rows = frame()
     for value, text in ((-999, "-999"), (9999, "9999"), (999.9, "999.9")):
         ages = [value if n % 6 == 0 else age for n, age in enumerate(rows["age"])]
-        (found,) = about(table(rows.assign(age=ages), target="ill"))
+        data = table(rows.assign(age=ages), target="ill")
+        assert about(data) == (
+            f"column 'age' has {text} in several rows, far outside its other numbers, which count as missing; set "
+            "find_missing = false if they are numbers",
+        )
+        by_hand = table(rows.assign(age=ages), target="ill", missing=[text])
+        assert about(by_hand) == ()
+        assert torch.equal(data.x_train, by_hand.x_train)
+        one = pandas.DataFrame({"age": [float(value)], "ward": ["a"], "dose": [0.0]})  # the schema knows the code
+        like = Schema.from_json(data.schema.to_json())
+        assert torch.equal(transform(one, like=like), transform(one.assign(age=math.nan), like=like))
+        (found,) = about(table(rows.assign(age=ages), target="ill", find_missing=False))
         assert found.startswith(f"column 'age' has {text} in ")
         assert f"; if it means unknown, set missing = ['{text}']" in found
-        assert about(table(rows.assign(age=ages), target="ill", missing=[text])) == ()
     for usual in (range(60), range(900, 1000), [98.5, 99.0, 99.5, 99.2]):  # 99 and 999 among numbers like them
         assert about(table(rows.assign(age=(list(usual) * 120)[:120]), target="ill")) == ()
 
 
 def test_names_that_differ_in_case_or_blanks():
     rows = frame().assign(ward=["North Wing", "north wing", "North  Wing", "south"] * 30)
-    (found,) = about(table(rows, target="ill"))
+    joined = table(rows, target="ill")
+    assert about(joined) == ()
+    (found,) = about(table(rows, target="ill", ignore_case=False))
     assert found == (
         "column 'ward' has names that differ only in case or blanks, such as 'North  Wing' and 'North Wing'; set "
         "ignore_case = true to merge them"
     )
     data = table(rows, target="ill", ignore_case=True)
+    assert torch.equal(joined.x_train, data.x_train)
     assert data.schema.column("ward").categories == ("north wing", "south")
     assert about(data) == ()
     new = transform(
@@ -199,3 +214,53 @@ def test_clients_without_a_common_class():
         "the same, write them alike"
     )
     assert about(table(parts | {"west": frame(seed=2)}, target="ill")) == ()
+
+
+def test_codes_are_read_only_where_they_are_certain():
+    usual = list(range(1, 60))
+    certain = {
+        (-9,): [0, 1, 0, 1, 1, 0],
+        (-99, -999): usual,
+        (-999,): [100, 20_000, 5, 70, 8],
+        (9999,): [-3.0, 0, 2.5, 7, 9],
+    }
+    for codes, others in certain.items():
+        assert find_codes(np.sort([float(v) for v in [*others, *codes, *codes, *codes]])) == tuple(sorted(codes))
+    for codes, others in {
+        (-999,): [-999, 1, 2, 3, 4],  # a code and nothing else that is usual: 4 others
+        (99,): list(range(10)),  # no code
+        (-9,): usual,  # a number like the others
+        (999,): [10, 990, 500, 4, 5, 6],
+        (-99,): [-80, 10, 20, 5, 6, 7],
+    }.items():
+        assert find_codes(np.sort([float(v) for v in [*others, *codes, *codes, *codes]])) == ()
+    assert find_codes(np.array([-999.0, *map(float, usual)])) == ()  # in one row
+
+
+def test_words_for_unknown_beside_numbers_and_yes_and_no():
+    rows = frame().assign(
+        age=["unknown" if n % 4 == 0 else str(n % 50) for n in range(120)],
+        ward=[["Ja", "nein", "unbekannt"][n % 3] for n in range(120)],
+    )
+    data = table(rows, target="ill")
+    assert [data.schema.column(name).kind for name in ("age", "ward")] == ["number", "yes/no"]
+    by_hand = table(rows, target="ill", missing=["unknown", "unbekannt"])
+    assert torch.equal(data.x_train, by_hand.x_train)
+    names = table(rows.assign(ward=["north", "south", "unknown"] * 40), target="ill").schema.column("ward")
+    assert (names.kind, names.categories) == ("category", ("north", "south", "unknown"))
+    kinds = table(rows.assign(age=1.0), target="ill", find_missing=False).schema.column("ward")
+    assert kinds.categories == ("Ja", "nein", "unbekannt")
+
+
+def test_single_letters_are_joined_across_clients_but_not_within_one():
+    parts = {
+        "north": frame(seed=0).assign(ward=["a", "b", "b"] * 40),
+        "south": frame(seed=1).assign(ward=["A", "B"] * 60),
+    }
+    data = table(parts, target="ill")
+    assert data.schema.column("ward").categories == ("A", "b")  # the most frequent spelling
+    by_hand = table(parts, target="ill", ignore_case=True)
+    assert sorted(data.x_train.sum(0).tolist()) == pytest.approx(sorted(by_hand.x_train.sum(0).tolist()), abs=1e-4)
+    genes = frame().assign(ward=["a", "A", "b"] * 40)
+    assert table(genes, target="ill").schema.column("ward").categories == ("A", "a", "b")
+    assert "set ignore_case = true to merge them" in about(table(genes, target="ill"))[0]

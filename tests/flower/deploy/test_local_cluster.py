@@ -38,6 +38,26 @@ def test_two_commands_cannot_start_or_stop_a_cluster_at_once(
     assert not (tmp_path / "cluster.json").exists()  # it has not replaced what the other command writes
 
 
+def test_a_run_is_waited_for_on_a_busy_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`flwr list` takes minutes where dozens of sites start; the SuperLink is alive all the while."""
+    cluster, answers = (
+        LocalCluster(home=tmp_path),
+        [programs.NoAnswer("busy"), {"runs": [{"status": "finished:failed"}]}],
+    )
+
+    def flwr(env: object, *arguments: str) -> object:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(programs, "run_flwr_json", flwr)
+    monkeypatch.setattr(LocalCluster, "problem", lambda cluster: None)
+    assert cluster.wait_for_run(7, is_done=lambda: True) == "finished:failed"
+    with pytest.raises(programs.NoAnswer, match="flwr list has no answer after 0 s; is the SuperLink up"):
+        programs.run_flwr(dict(os.environ), "list", timeout=0.0001)
+
+
 def test_two_runs_at_once_have_their_own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, both_submitted, rounds = LocalCluster(home=tmp_path), threading.Barrier(2), {}
 

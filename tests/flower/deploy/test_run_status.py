@@ -3,7 +3,10 @@
 import json
 import os
 import signal
+import threading
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from flwr.app import Message
 from typer.testing import CliRunner
 
 from fedtilt.cli.deploy import app
+from fedtilt.cli.deploy_page import StatusServer
 from fedtilt.files import write_json
 from fedtilt.flower.deploy.local_cluster import LocalCluster
 from fedtilt.flower.deploy.run_status import run_status
@@ -102,3 +106,20 @@ def test_one_site_is_restarted_with_its_own_settings(tmp_path: Path) -> None:
     finally:
         LocalCluster.load(tmp_path).down()
     assert cluster.running() == []
+
+
+def test_the_page_shows_the_status_of_the_runs(run: Path) -> None:
+    with StatusServer("mine & yours", run.parent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with urllib.request.urlopen(server.url) as reply:
+            page = reply.read().decode()
+        for path, host in (("spec.toml", f"127.0.0.1:{server.server_port}"), ("", "elsewhere.example")):
+            request = urllib.request.Request(server.url + path, headers={"Host": host})
+            with pytest.raises(urllib.error.HTTPError, match="404") as error:
+                urllib.request.urlopen(request)
+            error.value.close()
+        server.shutdown()
+    assert "<h1>mine &amp; yours</h1><h2>run: round 2 of 2, finished</h2>" in page
+    assert "after round 2: accuracy " in page
+    assert "<li>site 1: round 1; in round 2: did not reply in time</li>" in page
+    assert server.server_address[0] == "127.0.0.1"

@@ -192,6 +192,7 @@ def _split_dataset(data: Dataset, origin: str) -> tuple[LabelledSamples, Labelle
             origin=name,
             x=x,
             y=_pick(data.class_names, y) if data.target is None else y,
+            task=data.task,
             class_names=data.class_names if data.target is None else None,
             image=data.image,
             row_names=None if data.row_names is None else _pick(data.row_names, rows),

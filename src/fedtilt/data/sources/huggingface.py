@@ -1,20 +1,25 @@
 """Hugging Face datasets, which `flwr-datasets` partitions are as well.
 
-Whoever has such an object has imported the library, so this module looks it up and never imports it.
+Whoever has such an object has imported the library, so this module looks it up; only `to_huggingface` imports it.
 """
 
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedtilt.data.dataset import Dataset
+from fedtilt.data.inputs import named_tensors
 from fedtilt.data.sources.samples import ClientSamples, LabelledSamples, from_arrays, make_dataset
 from fedtilt.data.sources.torch_dataset import LABEL_NAMES, read_torch
 from fedtilt.data.targets import check_task
 from fedtilt.errors import InputError
+from fedtilt.imports import import_extra
+
+if TYPE_CHECKING:
+    from fedtilt.data.federation import Federation
 
 _VALIDATION = ("validation", "valid", "val", "dev")  # names of the split
 
@@ -64,7 +69,8 @@ def from_huggingface(
         client: the column that names the client of each row; default: the data has no clients of its own
         name: the name of the data set
         class_names: all classes in order; default: those of the ClassLabel column, else the labels that occur
-        task: "classification", or "regression" if the labels are numbers to predict
+        task: "classification"; "regression" if the labels are numbers to predict, "language" if a row has a token for
+            each position, "multilabel" if it has 0 or 1 for each label
         test_share: the share of the samples that is test data, with the classes in proportion; default: 0.25
         seed: the seed that draws the test data
     """
@@ -85,6 +91,51 @@ def from_huggingface(
     )
     notes = split_warnings(data)
     return replace(made, warnings=notes) if notes else made
+
+
+def to_huggingface(federation: "Federation") -> dict[str, Any]:
+    """The data of every client as a `datasets.DatasetDict`; see `Federation.to_datasets`."""
+    library, data = import_extra("datasets", "to_datasets()", "huggingface"), federation.dataset
+    if federation.outliers.kind != "none":
+        raise InputError(
+            f"outliers of kind {federation.outliers.kind!r} are drawn in training and are no data; build the "
+            "federation without outliers to write its data"
+        )
+    if data.image and next(iter(named_tensors(data.x_train, "x").values())).is_floating_point():
+        raise InputError(f"the images of {data.name!r} are float32, which would be read back as arrays; give uint8")
+    sides = {"train": ("train", federation.train_index), "test": ("test", federation.test_index)}
+    if any(len(rows) for rows in federation.validation_index):
+        sides["validation"] = "train", federation.validation_index
+    found: dict[str, Any] = {name: library.DatasetDict() for name in federation.client_names}
+    for split, (side, indices) in sides.items():
+        features = library.Dataset.from_dict(_columns(data, side, slice(0, 1))).features
+        if data.task == "classification":
+            features["label"] = library.ClassLabel(names=list(data.class_names))
+        for name, rows in zip(federation.client_names, indices, strict=True):
+            found[name][split] = library.Dataset.from_dict(_columns(data, side, rows), features=features)
+    return found
+
+
+def _columns(data: Dataset, side: str, rows: Any) -> dict[str, Any]:
+    """Rows of a data set as columns; images as those of Pillow."""
+    found: dict[str, Any] = {}
+    for key, column in named_tensors(getattr(data, f"x_{side}"), "image" if data.image else "x").items():
+        values = column[rows].cpu().numpy()
+        found[key] = [_picture(pixels) for pixels in values] if data.image else values
+    found["label"] = getattr(data, f"y_{side}")[rows].cpu().numpy()
+    if (weights := getattr(data, f"weight_{side}")) is not None:
+        found["weight"] = weights[rows].cpu().numpy()
+    for column, numbers in (getattr(data, f"group_{side}") or {}).items():
+        assert data.group_names is not None
+        found[column] = [data.group_names[column][number] for number in numbers[rows].tolist()]
+    return found
+
+
+def _picture(pixels: np.ndarray) -> Any:
+    if len(pixels) not in (1, 3):
+        raise InputError(f"images have {len(pixels)} channels; 1 and 3 can be written")
+    image = import_extra("PIL.Image", "to_datasets()", "images")
+    return image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
 
 
 def splits(data: Any, origin: str) -> tuple[Any, Any]:

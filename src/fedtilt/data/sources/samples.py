@@ -12,6 +12,7 @@ from fedtilt.data.dataset import Dataset
 from fedtilt.data.inputs import Inputs, concatenate, named_tensors, take
 from fedtilt.data.naming import RowNames, SampleRows, sort_names
 from fedtilt.data.sampling import check_test_share, draw_test_data, quarters
+from fedtilt.data.targets import IGNORED, TARGETS, LabelTarget
 from fedtilt.errors import InputError
 
 _CHANNELS = (1, 3, 4)  # grey, colour, colour with transparency
@@ -23,7 +24,8 @@ class LabelledSamples:
 
     origin: str  # such as "client 'north'"
     x: Inputs
-    y: Sequence[str] | Tensor  # the name of each sample's class or, with regression, its number, float32
+    y: Sequence[str] | Tensor  # the name of each sample's class; of other tasks, its target
+    task: str = "classification"
     class_names: tuple[str, ...] | None = None  # all classes in order, if the source declares them
     image: bool = False
     row_names: Sequence[str] | None = None  # where each sample comes from; default: its number
@@ -76,15 +78,15 @@ def from_arrays(
     else:
         inputs = _to_tensor(x, f"{origin} has x")
     image = isinstance(inputs, Tensor) and inputs.dtype == torch.uint8
-    is_regression = task == "regression"
-    targets = _numbers(y, origin) if is_regression else _label_names(y, origin, class_names)
+    has_classes = task == "classification"
+    targets = _label_names(y, origin, class_names) if has_classes else _READ_TARGETS[task](y, origin)
     for key, tensor in named_tensors(inputs, "x").items():
         if len(tensor) != len(targets):
             raise InputError(
                 f"{origin} has {len(tensor)} samples in {key} but {len(targets)} labels; give one label each"
             )
-    names = None if class_names is None or is_regression else tuple(map(str, class_names))
-    return LabelledSamples(origin=origin, x=inputs, y=targets, class_names=names, image=image)
+    names = tuple(map(str, class_names)) if class_names is not None and has_classes else None
+    return LabelledSamples(origin=origin, x=inputs, y=targets, task=task, class_names=names, image=image)
 
 
 def _to_tensor(value: object, where: str, tokens: bool = False) -> Tensor:
@@ -165,6 +167,32 @@ def _numbers(y: object, origin: str) -> Tensor:
     return torch.from_numpy(numbers)
 
 
+def _tokens(y: object, origin: str) -> Tensor:
+    """The tokens of every sample, int64 (n, T)."""
+    return _rows(y, origin, "iu", "language needs whole numbers, a token for each position").long()
+
+
+def _label_sets(y: object, origin: str) -> Tensor:
+    """The labels of every sample, float32 (n, labels)."""
+    return _rows(y, origin, "biuf", "multilabel needs 0 or 1 for each label").float()
+
+
+def _rows(y: object, origin: str, kinds: str, needed: str) -> Tensor:
+    """Targets with a row for every sample; they are padded to one length."""
+    try:
+        array = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    except ValueError as error:  # lists of unequal length
+        raise InputError(f"{origin} has targets of different sizes ({error}); pad them with {IGNORED}") from None
+    if array.ndim != 2 or array.dtype.kind not in kinds:
+        raise InputError(
+            f"{origin} has targets of shape {array.shape} and dtype {array.dtype}; {needed}, in two dimensions"
+        )
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+_READ_TARGETS = {"regression": _numbers, "language": _tokens, "multilabel": _label_sets}  # by task
+
+
 def make_dataset(
     clients: Sequence[ClientSamples],
     name: str,
@@ -188,6 +216,7 @@ def make_dataset(
     owned += [(i, client.test) for i, client in enumerate(clients) if client.test is not None]
     parts = [part for _, part in owned]
     _check_format(parts)
+    task = parts[0].task
     classes, y = _merge_targets(parts, class_names)
     owner = torch.repeat_interleave(torch.tensor([i for i, _ in owned]), torch.tensor([len(part) for part in parts]))
     groups = {column: [part.groups[column] for part in parts] for column in parts[0].groups}  # the same in all parts
@@ -205,7 +234,7 @@ def make_dataset(
     count = sum(len(client.train) for client in clients)
     without_test = np.array([client.test is None for client in clients])
     labels, client = y[:count].numpy(), owner[:count].numpy()
-    strata = labels if classes else quarters(labels, client)
+    strata = labels if classes else quarters(labels, client) if labels.ndim == 1 else np.zeros(len(labels), np.int64)
     drawn = draw_test_data(strata, client, share, seed) & without_test[client]
     sides: dict[str, Tensor | slice] = {"train": slice(0, count), "test": slice(count, None)}
     if drawn.any():
@@ -223,13 +252,20 @@ def make_dataset(
         name=name,
         classes=len(classes),
         class_names=classes,
-        task="classification" if classes else "regression",
+        task=task,
+        target=LabelTarget(labels=tuple(class_names)) if task == "multilabel" and class_names is not None else None,
         image=parts[0].image,
         client_names=tuple(client.name for client in clients) if keep_clients else None,
         group_names=group_names or None,
         row_names=RowNames([part.rows for part in parts]),
         **split,
     )
+
+
+def _targets_in_words(part: LabelledSamples) -> str:
+    shape = part.y.shape[1:] if isinstance(part.y, Tensor) else ()
+    words = TARGETS[part.task].words if part.task in TARGETS else "classes"
+    return f"{words} of shape {tuple(shape)}" if shape else words
 
 
 def _to_numbers(parts: Iterable[Sequence[str]], names: Sequence[str]) -> Tensor:
@@ -247,7 +283,7 @@ def _check_format(parts: Sequence[LabelledSamples]) -> None:
         columns = " and ".join(sorted(part.groups))
         extras = [
             ("images", part.image),
-            ("numbers as targets", isinstance(part.y, Tensor)),
+            (_targets_in_words(part), part.task != "classification"),
             (f"groups by {columns}", bool(columns)),
             ("weights", part.weights is not None),
         ]
@@ -264,11 +300,12 @@ def _check_format(parts: Sequence[LabelledSamples]) -> None:
 def _merge_targets(
     parts: Sequence[LabelledSamples], class_names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], Tensor]:
-    """All classes in order, and the class of each sample; with regression no class, and the numbers."""
+    """All classes in order, and the class of each sample; of other tasks no class, and the targets."""
     numbers = [part.y for part in parts if isinstance(part.y, Tensor)]
     if numbers:  # and then all are, see `_check_format`
-        if class_names is not None:
-            raise InputError(f"class_names = {list(class_names)} has no effect with task = 'regression'; leave it out")
+        if class_names is not None and parts[0].task != "multilabel":
+            task = parts[0].task
+            raise InputError(f"class_names = {list(class_names)} has no effect with task = {task!r}; leave it out")
         return (), torch.cat(numbers)
     labels = [part.y for part in parts if not isinstance(part.y, Tensor)]
     classes = _merge_classes(parts, labels, class_names)

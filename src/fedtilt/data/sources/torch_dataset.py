@@ -41,7 +41,8 @@ def from_torch(
         name: the name of the data set; default: that of the class of `train`
         target: the key of the label, if samples are dictionaries; default: 'label' or 'labels'
         class_names: all classes in order; default: `train.classes`, else the labels that occur
-        task: "classification", or "regression" if the labels are numbers to predict
+        task: "classification"; "regression" if the labels are numbers to predict, "language" if a sample has a token
+            for each position, "multilabel" if it has 0 or 1 for each label
         test_share: the share of the samples that is test data, with the classes in proportion; default: 0.25
         seed: the seed that draws the test data
 
@@ -116,7 +117,7 @@ def read_torch(
     labels: list[Any] = []
     for i in range(len(dataset)):
         where = f"sample {i} of {origin}"
-        x, label = _split_sample(dataset[i], target, where)
+        x, label = _split_sample(dataset[i], target, where, task in ("language", "multilabel"))
         values = {key: _to_array(value, where) for key, value in x.items()}
         if not i:
             columns = {key: np.empty((len(dataset), *value.shape), value.dtype) for key, value in values.items()}
@@ -142,8 +143,8 @@ def _declared_classes(dataset: Any) -> Sequence[str] | None:
     return classes if isinstance(classes, list | tuple) and all(isinstance(c, str) for c in classes) else None
 
 
-def _split_sample(sample: Any, target: str | None, where: str) -> tuple[Mapping[str, Any], Any]:
-    """The inputs of one sample by name, and its label."""
+def _split_sample(sample: Any, target: str | None, where: str, several: bool) -> tuple[Mapping[str, Any], Any]:
+    """The inputs of one sample by name, and its label, or `several` of them."""
     x: Mapping[str, Any]
     if isinstance(sample, Mapping):
         keys = [target] if target is not None else [key for key in LABEL_NAMES if key in sample]
@@ -158,6 +159,8 @@ def _split_sample(sample: Any, target: str | None, where: str) -> tuple[Mapping[
         raise InputError(f"{where} is a {type(sample).__name__}; give pairs (x, label), or dictionaries with a label")
     label = label.item() if isinstance(label, Tensor | np.ndarray) and label.ndim == 0 else label
     if isinstance(label, Tensor | np.ndarray | list | tuple):
+        if several:
+            return x, np.asarray(label)
         shape = tuple(np.shape(label))
         raise InputError(
             f"{where} has a label of shape {shape}; give one per sample: label.argmax() of a one-hot label"

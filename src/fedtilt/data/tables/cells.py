@@ -91,6 +91,29 @@ def spelling(text: str, ignore_case: bool) -> str:
     return " ".join(text.split()).casefold() if ignore_case else text.strip()
 
 
+def similar_spellings(names: Iterable[str]) -> set[str]:
+    """Spellings, as of `spelling`, that several of these names have."""
+    return {text for text, n in Counter(spelling(name, True) for name in names).items() if n > 1}
+
+
+def join_spellings(counts: Mapping[str, int], apart: Collection[str] | None = None) -> dict[str, int]:
+    """The counts of names, in which names that differ only in case and blanks are the most frequent of them.
+
+    >>> join_spellings({"North": 7, "NORTH": 2, "a": 3, "A": 2})
+    {'North': 9, 'a': 3, 'A': 2}
+
+    Args:
+        counts: of each name
+        apart: spellings that stay apart; default: single letters, such as genotypes
+    """
+    joined: dict[str, dict[str, int]] = {}
+    for name, count in counts.items():
+        text = spelling(name, True)
+        stays = len(text) < 2 if apart is None else text in apart
+        joined.setdefault(f"{text} {name}" if stays else text, {})[name] = count
+    return {max(names, key=lambda name: (names[name], name)): sum(names.values()) for names in joined.values()}
+
+
 def text_kind(texts: Sequence[str], rows: int) -> str:
     """Category, free text to ignore, or an identifier, from the different texts and the number of rows with a text."""
     if len(texts) <= MAX_CATEGORIES:
@@ -145,10 +168,11 @@ class TextColumn:
     """A column of text, file by file: each file may have its own way of writing numbers and dates."""
 
     def __init__(
-        self, reader: TableReader, name: str, arrays: Sequence[pa.ChunkedArray], typed: Sequence[bool]
-    ) -> None:
+        self, reader: TableReader, name: str, arrays: Sequence[pa.ChunkedArray], typed: Sequence[bool],
+        unknown: Collection[str] = (),
+    ) -> None:  # fmt: skip
         self.reader, self.name = reader, name
-        words = {*MISSING_WORDS, *(word.casefold() for word in reader.missing_in(name))}
+        words = {*MISSING_WORDS, *(word.casefold() for word in reader.missing_in(name)), *unknown}
         parts = zip(reader.tables, arrays, typed, strict=True)
         self.files = [_FileCells(table, array, is_typed, words) for table, array, is_typed in parts]
         self.rows = int(sum(file.counts.sum() for file in self.files))  # with a value
@@ -159,22 +183,43 @@ class TextColumn:
         kind = None if known is None else known.kind
         if not self.rows:
             return all_missing(kind, len(self.reader))
+        return self.read_values(known) or self._as_names(known)
+
+    def read_values(self, known: Column | None) -> ColumnValues | None:
+        """The column as yes/no, numbers or dates; None if it has names."""
+        kind = None if known is None else known.kind
         if kind == "number" and (found := self._as_yes_no(required=False)):  # yes/no here, numbers at another site
             return ColumnValues(kind, values=found.values)
         if kind in (None, "yes/no") and (found := self._as_yes_no(required=kind is not None)):
             return found
         if kind in (None, "number") and (found := self._as_numbers(known)):
             return found
-        if kind in (None, "date") and (found := self._as_dates(known)):
-            return found
-        ignore_case = self.reader.files.ignore_case
-        spelled = {text: spelling(text, ignore_case) for text in self.present}
+        return self._as_dates(known) if kind in (None, "date") else None
+
+    def _as_names(self, known: Column | None) -> ColumnValues:
+        """The column as names; those of a schema are found in other spellings too."""
+        spelled, notes = self._spelled(None if known is None else known.categories)
         names = sort_names(set(spelled.values()))
         number = {name: k for k, name in enumerate(names)}
         codes = [file.by_row((number[spelled[text]] for text in file.present), -1) for file in self.files]
-        return ColumnValues(
-            kind or text_kind(names, self.rows), codes=np.concatenate(codes).astype(np.int64), names=names
-        )
+        kind = text_kind(names, self.rows) if known is None else known.kind
+        return ColumnValues(kind, codes=np.concatenate(codes).astype(np.int64), names=names, notes=notes)
+
+    def _spelled(self, categories: Collection[str] | None) -> tuple[dict[str, str], tuple[str, ...]]:
+        """The name of each text, and which of them are joined, for people."""
+        ignore_case = self.reader.files.ignore_case
+        spelled = {text: spelling(text, bool(ignore_case)) for text in self.present}
+        if ignore_case is not None or not categories:
+            return spelled, ()
+        several = similar_spellings(categories)
+        by_spelling = {spelling(name, True): name for name in categories}
+        joined: dict[str, list[str]] = {}
+        for text, name in spelled.items():
+            other = by_spelling.get(spelling(name, True), name)
+            if name not in categories and other != name and spelling(name, True) not in several:
+                spelled[text] = other
+                joined.setdefault(other, []).append(name)
+        return spelled, tuple(f"{name} is {', '.join(dict.fromkeys(joined[name]))} too" for name in sorted(joined))
 
     def _as_yes_no(self, *, required: bool) -> ColumnValues | None:
         values = yes_no_values(self.present)

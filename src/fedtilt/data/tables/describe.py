@@ -114,6 +114,12 @@ def _problems(
         yield (
             f"has dates that can be month/day or day/month; they are read as {column.format}: set format in the schema"
         )
+    if column.missing:
+        codes = " and ".join(f"{code:.10g}" for code in column.missing)
+        yield (
+            f"has {codes} in several rows, far outside its other numbers, which count as missing; set find_missing = "
+            "false if they are numbers"
+        )
     if column.kind == "number":
         yield from _sentinels(cells.values[train])  # type: ignore[index]
     if similar := similar_names(cells.names if column.kind == "category" else ()):

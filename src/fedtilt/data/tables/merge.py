@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedtilt.data.naming import sort_names
+from fedtilt.data.tables.cells import join_spellings, similar_spellings
 from fedtilt.data.tables.date_text import BETWEEN, join_formats
 from fedtilt.data.tables.number_text import common_decimal
 from fedtilt.data.tables.schema import NUMERIC, TEXT_KINDS, Column, Schema
@@ -43,8 +44,11 @@ def merge(summaries: Sequence[SiteSummary], schema: Schema | None = None) -> Sch
         sites.setdefault(column.name, []).append(column)
     known = {column.name: column for column in schema.columns}
     extra = extra_columns(summaries, schema)
+    joins = schema.files.ignore_case is None
     inferred = {
-        name: Column(name=name, kind="ignore") if name in extra else _merge_column(name, columns, known.get(name))
+        name: Column(name=name, kind="ignore")
+        if name in extra
+        else _merge_column(name, columns, known.get(name), joins)
         for name, columns in sites.items()
     }
     names = [*known, *(name for name in inferred if name not in known)]
@@ -72,7 +76,7 @@ def _merge_target(sites: Sequence[ColumnSummary]) -> NumericTarget | None:
     return NumericTarget(mean=mean, deviation=deviation, bounds=inner_bounds(bounds, min(values), max(values)))
 
 
-def _merge_column(name: str, sites: Sequence[ColumnSummary], known: Column | None) -> Column:
+def _merge_column(name: str, sites: Sequence[ColumnSummary], known: Column | None, joins: bool) -> Column:
     """One column of the merged schema; values that are known already stay."""
     kind = known.kind if known else _merge_kind(sites)
     present = [summary for summary in sites if summary.rows]
@@ -81,7 +85,7 @@ def _merge_column(name: str, sites: Sequence[ColumnSummary], known: Column | Non
         values |= dict(zip(("fill", "mean", "deviation"), _merge_numbers(present), strict=True))
         values |= _merge_writing(kind, present)
     elif kind == "category":
-        values |= _merge_categories(present)
+        values |= _merge_categories(present, joins)
     else:
         values = {}
     given = {} if known is None else {key: v for key, v in asdict(known).items() if v is not None}
@@ -91,14 +95,15 @@ def _merge_column(name: str, sites: Sequence[ColumnSummary], known: Column | Non
     return Column(**{"name": name, "kind": kind} | values | given)
 
 
-def _merge_writing(kind: str, sites: Sequence[ColumnSummary]) -> dict[str, str | None]:
-    """How the sites write dates and numbers."""
+def _merge_writing(kind: str, sites: Sequence[ColumnSummary]) -> dict[str, Any]:
+    """How the sites write dates, numbers and missing cells."""
     if kind == "date":
         return {"format": join_formats([part for site in sites for part in (site.format or "").split(BETWEEN) if part])}
     if kind != "number":
         return {}
     unit = next((site.unit for site in sites if site.unit), None)
-    return {"decimal": common_decimal(site.decimal for site in sites), "unit": unit}
+    codes = tuple(sorted({code for site in sites for code in site.codes}))
+    return {"decimal": common_decimal(site.decimal for site in sites), "unit": unit, "missing": codes or None}
 
 
 def _merge_kind(sites: Sequence[ColumnSummary]) -> str:
@@ -156,11 +161,14 @@ def _weighted_quantile(sites: Iterable[ColumnSummary], share: float, default: fl
     return points[-1][0]
 
 
-def _merge_categories(sites: Sequence[ColumnSummary]) -> dict[str, Any]:
+def _merge_categories(sites: Sequence[ColumnSummary], joins: bool) -> dict[str, Any]:
     """The names that have inputs of their own: at most 100, the most frequent."""
     counts = Counter[str]()
     for summary in sites:
         counts.update(summary.categories or {})
+    if joins:
+        apart = {name for summary in sites for name in similar_spellings(summary.categories or {})}
+        counts = Counter(join_spellings(counts, apart))
     frequent = sorted(counts, key=lambda name: (-counts[name], name))[:_MAX_INPUTS]
     rare = sum(summary.rare for summary in sites) + sum(counts.values()) - sum(counts[name] for name in frequent)
     return {"categories": sort_names(frequent), "other": rare > 0}

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedtilt.data.naming import sort_names
 from fedtilt.data.sampling import DEFAULT_TEST_SHARE, QUARTERS, check_test_share, draw_test_data, quarters
 from fedtilt.data.tables.cells import yes_no_values
 from fedtilt.data.tables.reader import TableReader
@@ -35,7 +36,7 @@ class LabelledRows(NamedTuple):
 
 def label_rows(
     reader: TableReader, schema: Schema, site: int | None, test_share: float | None, seed: int,
-    drop_unlabelled: bool = False,
+    drop_unlabelled: bool = False, leave_out: Sequence[str] = (),
 ) -> LabelledRows:  # fmt: skip
     """Read the columns that are no features, and split the rows.
 
@@ -46,6 +47,7 @@ def label_rows(
         test_share: the share of each client's rows that is test data
         seed: the seed that draws them
         drop_unlabelled: whether rows without a label are neither training nor test data
+        leave_out: clients whose rows are neither; the numbers of the others are as with them
     """
     test_share = check_test_share(test_share, seed, given=schema.split is not None)
     if len(reader) < 2:
@@ -67,6 +69,11 @@ def label_rows(
         client, client_names = None, None
     else:
         client, client_names = _read_clients(reader, schema.client)
+    if leave_out:
+        if client is None or client_names is None:
+            raise InputError(f"leave_out = {list(leave_out)} needs a column of clients; name it: client = …")
+        client, client_names = _with_names(client, client_names, leave_out)
+        labelled = labelled[~np.isin(client[labelled], [client_names.index(name) for name in leave_out])]
     owner = np.full(len(labels), site or 0) if client is None else client
     strata, names = labels[labelled], class_names
     if schema.is_regression:
@@ -119,6 +126,14 @@ def _read_clients(reader: TableReader, client: str | None) -> tuple[np.ndarray |
         return None, None
     names = tuple(table.client for table in tables)
     return np.repeat(np.arange(len(tables)), [len(table.rows) for table in tables]), names
+
+
+def _with_names(
+    client: np.ndarray, names: tuple[str, ...], others: Sequence[str]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The client of each row among more names: a client whose rows are gone keeps its number."""
+    every = sort_names({*names, *others}) if set(others) - set(names) else names
+    return np.array([every.index(name) for name in names])[client], every
 
 
 def _check_one_client(reader: TableReader, client: str | None) -> None:

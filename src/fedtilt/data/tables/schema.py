@@ -16,7 +16,7 @@ from typing import Any, Self
 from fedtilt import checks
 from fedtilt.data.tables.number_text import DECIMALS
 from fedtilt.data.tables.settings import ROLES, Files
-from fedtilt.data.targets import TASKS, NumericTarget
+from fedtilt.data.targets import TABLE_TASKS, NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.files import read_json, read_metadata, write_bytes
 
@@ -26,7 +26,7 @@ TEXT_KINDS = ("category", "ignore", "identifier")
 _MAY_BE_INPUTS = ("split_time", "group")  # roles of columns
 VERSION = 1
 MIN_COUNT = 5
-_HOW_WRITTEN = ("format", "decimal", "unit")  # that a column may lack
+_HOW_WRITTEN = ("format", "decimal", "unit", "missing")  # that a column may lack
 _DATE_INPUTS = ("month, sine", "month, cosine", "weekday, sine", "weekday, cosine")
 
 
@@ -52,6 +52,7 @@ class Column:
             or without a time
         decimal: the decimal separator of the training files, or "both", for new rows that do not tell it themselves
         unit: what cells have behind the number; new rows may not have another one
+        missing: numbers that stand for missing cells, such as -999
 
     >>> Column(name="age", kind="number", gaps=True, fill=50.0, mean=51.2, deviation=9.8).inputs
     ('age', 'age is missing')
@@ -68,6 +69,7 @@ class Column:
     format: str | None = None
     decimal: str | None = None
     unit: str | None = None
+    missing: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         what = f"column {self.name!r}"
@@ -91,6 +93,10 @@ class Column:
             raise InputError(f"format of {what} is {self.format!r}; write it as in strptime, such as %d.%m.%Y")
         if self.decimal is not None and self.decimal not in (*DECIMALS, "both"):
             raise InputError(f"decimal of {what} is {self.decimal!r}; choose '.', ',' or 'both'")
+        if self.missing is not None:
+            codes = self.missing if isinstance(self.missing, list | tuple) else (self.missing,)
+            codes = tuple(checks.number(code, f"missing of {what}") for code in codes)
+            object.__setattr__(self, "missing", codes or None)
         if not isinstance(self.unit, str | None):
             raise InputError(f"unit of {what} is {self.unit!r}; write it as text, such as mg/dl")
 
@@ -138,7 +144,7 @@ class Column:
 def _applicable(kind: str) -> tuple[str, ...]:
     """The fields that a column of this kind has."""
     if kind in NUMERIC:
-        written = {"date": ("format",), "number": ("decimal", "unit")}.get(kind, ())
+        written = {"date": ("format",), "number": ("decimal", "unit", "missing")}.get(kind, ())
         return ("name", "kind", "gaps", "fill", "mean", "deviation", *written)
     return ("name", "kind", "gaps", "categories", "other") if kind == "category" else ("name", "kind")
 
@@ -207,8 +213,8 @@ class Schema:
         for role, name in self.roles:
             if name in names and role not in _MAY_BE_INPUTS:
                 raise InputError(f"the schema has {name!r} as {role} and as a column; remove one")
-        if self.task is not None and self.task not in TASKS:
-            raise InputError(f"task of the schema is {self.task!r}; choose {' or '.join(TASKS)}")
+        if self.task is not None and self.task not in TABLE_TASKS:
+            raise InputError(f"task of the schema is {self.task!r}; choose {' or '.join(TABLE_TASKS)}")
         if self.task == "classification":  # the default: a schema that does not say so is equal
             object.__setattr__(self, "task", None)
         for key, task in (("classes", "classification"), ("numbers", "regression")):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from fedtilt.config.setting_fields import Name, check_value, setting
+from fedtilt.config.setting_fields import Name, check_value, default_of, setting
 from fedtilt.data.tables.number_text import DECIMALS
 from fedtilt.errors import InputError
 
@@ -40,8 +40,15 @@ class Files:
         example="cp850",
         allowed="a name of Python's",
     )
-    ignore_case: bool = setting(
-        False, "whether names of categories, classes and groups that differ only in case and blanks are the same"
+    find_missing: bool = setting(
+        True, "whether codes such as -999 count as empty, in several rows and far outside the other numbers of a "
+        "column, and words such as unknown in a column of numbers, dates, or yes and no",
+    )  # fmt: skip
+    ignore_case: bool | None = setting(
+        None,
+        "whether names of categories, classes and groups that differ only in case and blanks are the same; default: of "
+        "categories, if they have several letters or are from different clients",
+        example=True,
     )
 
     def __post_init__(self) -> None:
@@ -63,7 +70,8 @@ class Files:
     def to_json(self) -> dict[str, Any]:
         """The values that are not the default."""
         values = {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
-        return {key: value for key, value in values.items() if value not in (None, [], {}, False)}
+        defaults = {each.name: default_of(each) for each in fields(self)}
+        return {key: value for key, value in values.items() if value != defaults[key] and value != []}
 
     @classmethod
     def from_json(cls, values: object) -> Self:

@@ -12,7 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from fedtilt.data.tables.cells import ColumnValues, text_kind
+from fedtilt.data.tables.cells import ColumnValues, join_spellings, text_kind
+from fedtilt.data.tables.missing_codes import find_codes, is_code
 from fedtilt.data.tables.reader import TableReader, columns_at_once, map_columns
 from fedtilt.data.tables.schema import KINDS, NUMERIC, Schema
 from fedtilt.data.tables.values import check_finite, read_target, read_values
@@ -24,6 +25,7 @@ MAX_CLASSES = 1_000
 MAX_CATEGORIES = 1_000  # of one column at one site
 MAX_NAME = 200  # characters
 MAX_QUANTILES = 15
+MAX_CODES = 4  # for missing cells, of one column
 _COLUMNS_AT_ONCE = 7  # of numbers; one by one, threads would wait for Python's lock more often
 
 
@@ -44,6 +46,7 @@ class ColumnSummary:
         format: how dates are written, if not as in 2026-01-31
         decimal: the decimal separator of its numbers, or "both"
         unit: what its cells have behind the number
+        codes: numbers that stand for missing cells, such as -999
     """
 
     name: str
@@ -58,6 +61,7 @@ class ColumnSummary:
     format: str | None = None
     decimal: str | None = None
     unit: str | None = None
+    codes: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +95,7 @@ class SiteSummary:
             raise InputError(f"the summary of a site's table is damaged: {error}") from error
 
         def column(found: Mapping[str, Any]) -> ColumnSummary:
-            return ColumnSummary(**{**found, "quantiles": tuple(found["quantiles"])})
+            return ColumnSummary(**{**found, "quantiles": tuple(found["quantiles"]), "codes": tuple(found["codes"])})
 
         return cls(
             site=values["site"], rows=values["rows"], classes=tuple(values["classes"]),
@@ -148,6 +152,9 @@ def _check_column(column: Mapping[str, Any], rows: int) -> None:
         raise ValueError(f"quantiles of {what} are not sorted")
     if is_numeric and not _fits_quantiles(column["mean"], column["squares"], observed, quantiles):
         raise ValueError(f"mean and squares of {what} are not those of rows with its quantiles")
+    codes = _list(column["codes"], f"codes of {what}", MAX_CODES if kind == "number" else 0)
+    if not all(is_code(_number(code, f"codes of {what}")) for code in codes):
+        raise ValueError(f"codes of {what} are no codes for missing cells, such as -999")
     if kind == "yes/no" and not 0 <= column["mean"] <= 1:
         raise ValueError(f"the mean of {what} of kind 'yes/no' is not in 0 to 1")
     rare = _whole(column["rare"], f"rare of {what}", 0, observed)
@@ -250,18 +257,21 @@ def summarise_sites(
         schema: what is known already
     """
     known = {column.name: column for column in schema.columns}
-    min_count = schema.min_count
+    min_count, joins = schema.min_count, reader.files.ignore_case is None
     positions, ends = np.concatenate(list(rows.values())), np.cumsum([len(part) for part in rows.values()])
 
     def read(name: str) -> ColumnValues:
         return read_values(reader, name, known.get(name), finite=False)
 
-    def summarise_numbers(columns: Mapping[str, ColumnValues]) -> list[dict[str, ColumnSummary]]:
+    def summarise_numbers(
+        columns: Mapping[str, ColumnValues], is_target: bool = False
+    ) -> list[dict[str, ColumnSummary]]:
         values = np.empty((len(columns), len(positions)))
         for row, column in zip(values, columns.values(), strict=True):
             assert column.values is not None
             column.values.take(positions, out=row, mode="clip")  # the default mode would copy
-        return [_summarise_numbers(reader, columns, part, min_count) for part in np.split(values, ends[:-1], axis=1)]
+        parts = np.split(values, ends[:-1], axis=1)
+        return [_summarise_numbers(reader, columns, part, min_count, is_target) for part in parts]
 
     def summarise_batch(names: Sequence[str]) -> list[dict[str, ColumnSummary]]:
         columns = {name: read(name) for name in names}
@@ -269,7 +279,7 @@ def summarise_sites(
         for name, column in columns.items():
             if column.values is None:
                 for site, part in zip(summaries, rows.values(), strict=True):
-                    site[name] = _summarise_names(name, column, part, min_count, name in known)
+                    site[name] = _summarise_names(name, column, part, min_count, name in known, joins)
         return summaries
 
     unknown = [name for name in names if name not in known or not known[name].is_complete]
@@ -281,7 +291,7 @@ def summarise_sites(
             site |= summaries
     targets: list[ColumnSummary | None] = [None] * len(rows)
     if schema.is_regression and schema.target is not None and schema.numbers is None:
-        numbers = summarise_numbers({schema.target: read_target(reader, schema.target, gaps=True)})
+        numbers = summarise_numbers({schema.target: read_target(reader, schema.target, gaps=True)}, is_target=True)
         targets = [site[schema.target] for site in numbers]
     return [
         SiteSummary(
@@ -293,7 +303,7 @@ def summarise_sites(
 
 
 def _summarise_numbers(
-    reader: TableReader, columns: Mapping[str, ColumnValues], values: np.ndarray, min_count: int
+    reader: TableReader, columns: Mapping[str, ColumnValues], values: np.ndarray, min_count: int, is_target: bool
 ) -> dict[str, ColumnSummary]:
     """One site's columns of numbers, yes/no and dates, by name; its values (columns, rows) are overwritten."""
     values.sort(axis=1)
@@ -301,6 +311,8 @@ def _summarise_numbers(
     if values.size and np.isinf([values[:, 0], values[np.arange(len(values)), np.subtract(observed, 1)]]).any():
         for name, column in columns.items():
             check_finite(reader, name, column.values)  # type: ignore[arg-type]
+    finds = reader.files.find_missing and not is_target
+    codes = _remove_codes(columns, values, observed) if finds else dict.fromkeys(columns, ())
     summaries: dict[str, ColumnSummary] = {}
     for count in set(observed):
         names = [name for name, other in zip(columns, observed, strict=True) if other == count]
@@ -314,29 +326,44 @@ def _summarise_numbers(
             summaries[name] = ColumnSummary(
                 name=name, kind=columns[name].kind, rows=count, missing=missing, mean=mean, squares=squares,
                 quantiles=tuple(own), format=columns[name].format, decimal=columns[name].decimal,
-                unit=columns[name].unit,
+                unit=columns[name].unit, codes=codes[name],
             )  # fmt: skip
     return summaries
 
 
+def _remove_codes(
+    columns: Mapping[str, ColumnValues], values: np.ndarray, observed: list[int]
+) -> dict[str, tuple[float, ...]]:
+    """The codes for missing cells of each column; they are removed from its sorted values, and from `observed`."""
+    codes: dict[str, tuple[float, ...]] = {}
+    for k, (name, column) in enumerate(columns.items()):
+        codes[name] = find_codes(values[k, : observed[k]]) if column.kind == "number" else ()
+        if codes[name]:
+            values[k, np.isin(values[k], codes[name])] = np.nan
+            values[k].sort()
+            observed[k] = int(np.searchsorted(values[k], np.nan))
+    return codes
+
+
 def _summarise_names(
-    name: str, column: ColumnValues, positions: np.ndarray, min_count: int, is_given: bool
+    name: str, column: ColumnValues, positions: np.ndarray, min_count: int, is_given: bool, joins: bool
 ) -> ColumnSummary:  # fmt: skip
     """A column of names; a site with few rows of it may find another kind than one with many."""
     if column.codes is None:  # ignored, or an identifier
         return ColumnSummary(name=name, kind=column.kind, rows=len(positions), missing=0)
     codes = column.codes[positions]
-    present, counts = np.unique(codes[codes >= 0], return_counts=True)
-    observed = int(counts.sum())
+    present, rows = np.unique(codes[codes >= 0], return_counts=True)
+    counts = {column.names[code]: int(n) for code, n in zip(present, rows, strict=True)}
+    observed = sum(counts.values())
     missing = len(codes) - observed
     if not observed:
         return ColumnSummary(name=name, kind=None, rows=0, missing=missing)
-    names = [column.names[code] for code in present]
-    kind = column.kind if is_given else text_kind(names, observed)
+    counts = join_spellings(counts) if joins else counts
+    kind = column.kind if is_given else text_kind(list(counts), observed)
     kept: dict[str, int] = {}
     if kind == "category":
-        frequent = sorted(zip(-counts, names, strict=True))[:MAX_CATEGORIES]
-        kept = {label: int(-n) for n, label in frequent if -n >= min_count and len(label) <= MAX_NAME}
+        frequent = sorted((-n, label) for label, n in counts.items())[:MAX_CATEGORIES]
+        kept = {label: -n for n, label in frequent if -n >= min_count and len(label) <= MAX_NAME}
     return ColumnSummary(
         name=name, kind=kind, rows=observed, missing=missing, categories=kept if kind == "category" else None,
         rare=observed - sum(kept.values()),

@@ -28,7 +28,7 @@ from fedtilt.errors import InputError
 @takes_settings(TableSettings)
 def table(
     source: Source, *, schema: Schema | str | os.PathLike[str] | None = None, task: str | None = None,
-    test_share: float | None = None, seed: int = 0, **settings: Any,
+    test_share: float | None = None, seed: int = 0, leave_out: Sequence[str] = (), **settings: Any,
 ) -> Dataset:  # fmt: skip
     """Read a table as a data set.
 
@@ -44,9 +44,10 @@ def table(
         task: "classification" or "regression" (numbers as targets); default: the schema's, else classification
         test_share: the share of each client's rows that is test data, with the classes in proportion; default: 0.25
         seed: the seed that draws the test data
+        leave_out: clients whose rows are not used, not even for means and categories; give it to `Federation.build` too
         **settings: the settings of a table:
     """
-    return open_table(source, TableSettings(**settings), schema, task=task).to_dataset(test_share, seed)
+    return open_table(source, TableSettings(**settings), schema, task=task).to_dataset(test_share, seed, leave_out)
 
 
 def transform(source: Source, *, like: Dataset | Schema | str | os.PathLike[str]) -> Tensor:
@@ -123,9 +124,9 @@ class Table:
     site: int | None = None  # whose rows these are; None: the table has the rows of all clients
     drop_unlabelled: bool = False
 
-    def to_dataset(self, test_share: float | None = None, seed: int = 0) -> Dataset:
-        """Split, infer the rest of the schema from the training rows, and encode."""
-        reader, rows = self.reader, self._label_rows(test_share, seed)
+    def to_dataset(self, test_share: float | None = None, seed: int = 0, leave_out: Sequence[str] = ()) -> Dataset:
+        """Split, infer the rest of the schema from the training rows, and encode; without the rows of some clients."""
+        reader, rows = self.reader, self._label_rows(test_share, seed, leave_out)
         known = self.schema if self.schema.is_regression else replace(self.schema, classes=rows.class_names)
         schema = merge(self._summaries(rows), known)
         if not any(column.is_feature for column in schema.columns):
@@ -165,6 +166,7 @@ class Table:
             schema=schema,
             row_names=reader.rows,
             warnings=(
+                *_without_rows(rows, leave_out, reader.title),
                 *dropped_columns(schema, self.schema),
                 *(text for column in schema.columns for text in found.get(column.name, [])),
             ),
@@ -186,8 +188,8 @@ class Table:
         found = np.unique(rows.labels[rows.labels >= 0])  # of test rows too
         return replace(summary, classes=tuple(rows.class_names[k] for k in found))
 
-    def _label_rows(self, test_share: float | None, seed: int) -> LabelledRows:
-        return label_rows(self.reader, self.schema, self.site, test_share, seed, self.drop_unlabelled)
+    def _label_rows(self, test_share: float | None, seed: int, leave_out: Sequence[str] = ()) -> LabelledRows:
+        return label_rows(self.reader, self.schema, self.site, test_share, seed, self.drop_unlabelled, leave_out)
 
     def with_schema(self, schema: Schema) -> Self:
         """The same table with the schema that the sites agreed on; its columns must be those of the table."""
@@ -207,7 +209,7 @@ class Table:
         sites = {"" if self.site is None else str(self.site): rows.train}
         if rows.client is not None and rows.client_names is not None:
             positions = positions_by_number(rows.client[rows.train], len(rows.client_names))
-            sites = {name: rows.train[own] for name, own in zip(rows.client_names, positions, strict=True)}
+            sites = {name: rows.train[own] for name, own in zip(rows.client_names, positions, strict=True) if len(own)}
         classes: dict[str, Sequence[str]] = dict.fromkeys(sites, ())
         if not self.schema.is_regression:
             classes = {
@@ -215,6 +217,14 @@ class Table:
                 for site, positions in sites.items()
             }
         return summarise_sites(self.reader, self.names, sites, classes, self.schema)
+
+
+def _without_rows(rows: LabelledRows, names: Sequence[str], title: str) -> list[str]:
+    """A sentence about every client to leave out that has no row: it may be misspelt."""
+    if rows.client is None or rows.client_names is None:
+        return []
+    gone = [name for name in names if not (rows.client == rows.client_names.index(name)).any()]
+    return [f"leave_out names {name!r}, and no row of {title} has this client; check the name" for name in gone]
 
 
 def open_table(

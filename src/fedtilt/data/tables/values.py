@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ from fedtilt.data.naming import sort_names
 from fedtilt.data.tables.cells import BadCells, ColumnValues, TextColumn, all_missing, distinct_texts, yes_no_values
 from fedtilt.data.tables.client_table import has_fraction, is_number, is_text
 from fedtilt.data.tables.date_text import DAY, to_days
+from fedtilt.data.tables.missing_codes import UNKNOWN_WORDS
 from fedtilt.data.tables.number_text import common_decimal
 from fedtilt.data.tables.reader import TableReader, join_arrays
 from fedtilt.data.tables.schema import Column
@@ -32,7 +34,7 @@ def read_values(reader: TableReader, name: str, known: Column | None = None, *, 
     if all(array.null_count == len(array) for array in arrays):
         return all_missing(kind, len(reader))
     if any(is_text(array.type) for array in arrays):
-        return TextColumn(reader, name, arrays, typed).read(known)
+        return _without_codes(_read_text(reader, name, arrays, typed, known), known)
     column = join_arrays(arrays)
     found, values = _numbers(reader, name, column)
     values = _without_missing(values, found, reader.missing_in(name))
@@ -50,7 +52,34 @@ def read_values(reader: TableReader, name: str, known: Column | None = None, *, 
             raise BadCells(reader, name, {int(i): f"{values[i]:g}" for i in bad}, "yes/no columns have 0 and 1")
     has_point = found == "number" and pa.types.is_floating(column.type) and has_fraction(values)
     decimal = common_decimal(table.point for table in reader.tables) if has_point else None
-    return ColumnValues(kind or found, values=values, decimal=decimal)
+    return _without_codes(ColumnValues(kind or found, values=values, decimal=decimal), known)
+
+
+def _read_text(
+    reader: TableReader, name: str, arrays: Sequence[pa.ChunkedArray], typed: Sequence[bool], known: Column | None
+) -> ColumnValues:  # fmt: skip
+    """A column of text; beside values that are no names, words such as unknown are missing cells."""
+    column = TextColumn(reader, name, arrays, typed)
+    words = sorted(text for text in column.present if text.casefold() in UNKNOWN_WORDS)
+    if not words or not reader.files.find_missing or name in reader.exact:
+        return column.read(known)
+    found = TextColumn(reader, name, arrays, typed, unknown=UNKNOWN_WORDS)
+    values = found.read_values(known) if found.rows else None
+    if values is None:
+        return column.read(known)
+    return replace(values, notes=(*values.notes, f"{', '.join(words)} read as missing"))
+
+
+def _without_codes(found: ColumnValues, known: Column | None) -> ColumnValues:
+    """The values without the codes for missing cells that the schema has."""
+    if known is None or not known.missing or found.values is None:
+        return found
+    is_code = np.isin(found.values, known.missing)
+    if not is_code.any():
+        return found
+    codes = ", ".join(f"{code:.10g}" for code in sorted(set(found.values[is_code].tolist())))
+    values = np.where(is_code, math.nan, found.values)
+    return replace(found, values=values, notes=(*found.notes, f"{codes} read as missing in {is_code.sum()} rows"))
 
 
 def read_names(reader: TableReader, name: str, *, gaps: bool = False) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -65,7 +94,7 @@ def read_names(reader: TableReader, name: str, *, gaps: bool = False) -> tuple[n
     if pa.types.is_boolean(column.type):
         column = pa.chunked_array([pa.array([None if v is None else str(v) for v in column.to_pylist()])])
     text = column if is_text(column.type) else column.cast(pa.string())
-    codes, texts = distinct_texts(text, reader.files.ignore_case)
+    codes, texts = distinct_texts(text, bool(reader.files.ignore_case))
     missing = {"", *(word.casefold() for word in reader.missing_in(name))}
     empty = np.array([text.casefold() in missing for text in texts] + [True])  # the last: a row without a value
     used = np.roll(np.bincount(codes + 1, minlength=len(empty)) > 0, -1)

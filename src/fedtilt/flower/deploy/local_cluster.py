@@ -314,7 +314,10 @@ class LocalCluster:
         """Flower's status of a run: pending, running, finished:completed, finished:failed, …"""
         if problem := self.problem():
             raise InputError(problem)
-        return str(self._flwr_json("list", CONNECTION, "--run-id", str(run))["runs"][0]["status"])
+        try:
+            return str(self._flwr_json("list", CONNECTION, "--run-id", str(run))["runs"][0]["status"])
+        except programs.NoAnswer:  # the SuperLink is alive, and the machine busy
+            return "without an answer"
 
 
 def _wait_until(

@@ -85,6 +85,10 @@ def toml_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else format_toml(value)
 
 
+class NoAnswer(InputError):
+    """A `flwr` command that takes too long, as on a busy machine."""
+
+
 def run_flwr(env: Mapping[str, str], *arguments: str, timeout: float = 120) -> str:
     """Run `flwr`; returns its output."""
     program = Path(sys.executable).parent / "flwr"
@@ -92,7 +96,7 @@ def run_flwr(env: Mapping[str, str], *arguments: str, timeout: float = 120) -> s
     try:
         done = subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
-        raise InputError(f"flwr {arguments[0]} has no answer after {timeout:.0f} s; is the SuperLink up?") from None
+        raise NoAnswer(f"flwr {arguments[0]} has no answer after {timeout:.0f} s; is the SuperLink up?") from None
     if done.returncode:
         message = " ".join(re.sub("[╭╮╰╯─│]", " ", done.stderr or done.stdout).split())
         raise InputError(f"flwr {arguments[0]} failed: {message[-400:]}")

@@ -150,7 +150,7 @@ def _load_kernel() -> CompiledLibrary | str:
     long, pointer = ctypes.c_long, ctypes.c_void_p
     kernel.library.fedtilt_train.argtypes = [
         long, pointer, long, pointer, pointer, pointer, pointer, pointer, pointer, pointer, pointer, pointer, pointer,
-        pointer, long, pointer, long, pointer, long, long,
+        pointer, long, pointer, long, long, pointer, long, long,
     ]  # fmt: skip
     kernel.library.fedtilt_train.restype = ctypes.c_int
     return kernel
@@ -170,7 +170,7 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
     assert isinstance(batches.x, Tensor)
     shape, blocks, widths = _layer_sizes(model, tuple(batches.x.shape[1:]))
     parameters = sum(p.numel() for p in model.parameters())
-    samples, epochs = len(batches.y), len(batches.order)
+    samples, (epochs, of_epoch) = len(batches.y), batches.order.shape
     theta = _check_tensor(job.start, torch.float32, (parameters,), "start").clone()
     anchor = _check_tensor(job.anchor, torch.float32, (parameters,), "anchor")
     anchor = anchor.clone() if job.anchor_rate else anchor
@@ -186,10 +186,10 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
     group = _check_tensor(group, torch.int64, (samples,), "groups")
     tilts = [0.0 if abs(tilt) < ZERO_TILT else tilt for tilt in job.tilts]
     loss.levels = _Levels(len(sizes), _long_array(sizes), parent.data_ptr(), (ctypes.c_double * len(tilts))(*tilts))
-    order = _check_tensor(batches.order, torch.int64, (epochs, samples), "order")
+    order = _check_tensor(batches.order, torch.int64, (epochs, of_epoch), "order")
     bounds = _check_tensor(batches.bounds, torch.int64, (batches.per_epoch + 1,), "bounds")
-    if bounds[0] < 0 or bounds[-1] > samples or (bounds.diff() < 1).any():
-        raise InputError(f"the bounds of the batches must rise from 0 to at most {samples}, got {bounds.tolist()}")
+    if bounds[0] < 0 or bounds[-1] > of_epoch or (bounds.diff() < 1).any():
+        raise InputError(f"the bounds of the batches must rise from 0 to at most {of_epoch}, got {bounds.tolist()}")
     if job.epochs is not None and job.epochs > epochs:
         raise InputError(f"the job has {job.epochs} epochs, but there are batches for {epochs}")
     status = kernel.library.fedtilt_train(
@@ -197,7 +197,7 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
         theta.data_ptr(), anchor.data_ptr(), None if drift is None else drift.data_ptr(), _long_array(is_first),
         ctypes.byref(loss), ctypes.byref(_optimizer(job, batches)),
         x.data_ptr(), None if is_number else y.data_ptr(), y.data_ptr() if is_number else None, group.data_ptr(),
-        samples, order.data_ptr(), epochs, bounds.data_ptr(), batches.per_epoch, batches.steps(job),
+        samples, order.data_ptr(), epochs, of_epoch, bounds.data_ptr(), batches.per_epoch, batches.steps(job),
     )  # fmt: skip
     if status == _BAD_LABEL:
         raise InputError(f"labels range from {y.min()} to {y.max()}, but the model has classes 0 to {widths[-1] - 1}")

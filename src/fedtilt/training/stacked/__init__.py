@@ -17,12 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Inputs, take, to_device
-from fedtilt.math.losses import cross_entropy
 from fedtilt.models import logits
 from fedtilt.optimizers import SGD
 from fedtilt.parts import buffers_to_vector
@@ -51,10 +50,12 @@ _STEP_OVERHEAD = 16  # a step takes some time whatever the number of jobs, about
 _LONGER = 1.25  # by so much must jobs be longer than others to be a stack of their own
 
 
-def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample: Inputs | None = None) -> str | None:
+def unsupported_reason(
+    model: nn.Module, job: LocalJob, device_type: str, sample: Inputs | None = None, target: Tensor | None = None
+) -> str | None:
     """Why this backend does not train the job, as a clause; None if it does."""
     reason = triton_reason() if device_type == "cuda" else None
-    return reason or special_reason(model, job) or _unsupported_reason(model, Recipe.of(job), sample)
+    return reason or special_reason(model, job) or _unsupported_reason(model, Recipe.of(job), sample, target)
 
 
 def triton_reason() -> str | None:
@@ -81,11 +82,17 @@ def special_reason(model: nn.Module, job: LocalJob) -> str | None:
 
 def can_stack(model: nn.Module, sample: Inputs) -> bool:
     """Whether the model, without buffers that change, can be batched over jobs; `sample` is one input, (1, …)."""
-    recipe = Recipe(SGD(), cross_entropy, (CLASS,), (), trains_buffers=False)
+    recipe = Recipe(SGD(), _sum_of_outputs, (CLASS,), (), trains_buffers=False)
     return _unsupported_reason(model, recipe, sample) is None
 
 
-def _unsupported_reason(model: nn.Module, recipe: Recipe, sample: Inputs | None) -> str | None:
+def _sum_of_outputs(outputs: Tensor, _: Tensor) -> Tensor:
+    return outputs.flatten(1).sum(1)
+
+
+def _unsupported_reason(
+    model: nn.Module, recipe: Recipe, sample: Inputs | None, target: Tensor | None = None
+) -> str | None:
     for name, layer in model.named_modules():
         reason = unroll_reason(layer) if isinstance(layer, nn.RNNBase) else None
         if isinstance(layer, nn.RReLU):
@@ -98,12 +105,12 @@ def _unsupported_reason(model: nn.Module, recipe: Recipe, sample: Inputs | None)
             if type(layer) not in BATCH_NORMS:
                 return f"the buffers of layer {name!r} ({type(layer).__name__}) change in training"
     # the modules alone do not show what `forward` does
-    return None if sample is None else _forward_reason(model, recipe, sample)
+    return None if sample is None else _forward_reason(model, recipe, sample, target)
 
 
-def _forward_reason(model: nn.Module, recipe: Recipe, sample: Inputs) -> str | None:
+def _forward_reason(model: nn.Module, recipe: Recipe, sample: Inputs, target: Tensor | None) -> str | None:
     try:
-        one, two = (_mask_shapes(model, recipe, sample, count) for count in (1, 2))
+        one, two = (_mask_shapes(model, recipe, sample, target, count) for count in (1, 2))
     except RuntimeError:
         return "the model or the loss cannot be batched over jobs: it draws random numbers, or branches on values"
     for shape, of_two in zip(one, two, strict=True):
@@ -112,16 +119,18 @@ def _forward_reason(model: nn.Module, recipe: Recipe, sample: Inputs) -> str | N
     return None
 
 
-def _mask_shapes(model: nn.Module, recipe: Recipe, sample: Inputs, count: int) -> list[tuple[int, ...]]:
+def _mask_shapes(
+    model: nn.Module, recipe: Recipe, sample: Inputs, target: Tensor | None, count: int
+) -> list[tuple[int, ...]]:
     """The shapes of the dropout masks of a step of two jobs on `count` samples; RuntimeError: they do not batch."""
     theta = torch.zeros(ParameterRows(model).row_length, device=next(model.parameters()).device)
     buffers = buffers_to_vector(model, recipe.buffer_names) if recipe.trains_buffers else theta[:0]
-    y, ones = torch.zeros(count, dtype=torch.long, device=theta.device), theta.new_ones(count)
-    x = take(to_device(sample, theta.device), y)
-    groups, tilts = y.expand(len(recipe.groups), count), theta.new_ones(len(recipe.groups) + 1)
-    of_a_job = theta, buffers, x, y, groups, ones, tilts, ones[0], y[0]
+    zeros, ones = torch.zeros(count, dtype=torch.long, device=theta.device), theta.new_ones(count)
+    x, y = take(to_device(sample, theta.device), zeros), zeros if target is None else target.to(theta.device)[zeros]
+    groups, tilts = zeros.expand(len(recipe.groups), count), theta.new_ones(len(recipe.groups) + 1)
+    of_a_job = theta, buffers, x, y, groups, ones, tilts, ones[0], zeros[0]
     gradient = StackedGradient(model, recipe, theta.device, "float32")
-    gradient(y[0], gradient.constants, *tree_map(lambda t: t.expand(2, *t.shape), of_a_job))
+    gradient(zeros[0], gradient.constants, *tree_map(lambda t: t.expand(2, *t.shape), of_a_job))
     return gradient.mask_shapes
 
 

@@ -75,7 +75,7 @@ class Buffers(NamedTuple):
     client_index: Tensor  # (L,) the client whose samples a job trains on
     steps: Tensor  # (L,) the number of steps of a job
     x: Inputs  # (C, samples, …)
-    y: Tensor  # (C, samples)
+    y: Tensor  # (C, samples), of tokens and several labels (C, samples, …)
     groups: Tensor  # (levels, C, samples) the group of each sample; of the classes, its label
     batch_indices: Tensor  # (steps, C, batch size) the samples of every step, −1 for padding
     first_step: Tensor  # (1,) the number of the next step to run

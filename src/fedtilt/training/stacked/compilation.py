@@ -3,12 +3,8 @@
 Before, the graph of its operations is changed: constants become inputs, and what is not needed is removed.
 """
 
-import atexit
 import contextlib
 import gc
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
@@ -16,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from fedtilt.compiler import LibraryUnavailable, private_cache_folder
+from fedtilt.compiler import use_private_caches
 
 _aten = torch.ops.aten
 
@@ -58,7 +54,7 @@ def compile_function(function: Callable[..., None], arguments: Sequence[Tensor])
     import torch._inductor
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    _set_cache_folder()
+    use_private_caches()
     known = torch._inductor.config.get_config_copy()
     newer = {name: value for name, value in _NEWER_COMPILE_SETTINGS.items() if name in known}
     with _prepare_triton() if arguments[0].is_cuda else contextlib.nullcontext():
@@ -84,22 +80,6 @@ def _prepare_triton() -> Iterator[None]:
         hashed = thread.submit(triton_key)
         yield
     hashed.result()
-
-
-def _set_cache_folder() -> None:
-    """Let torch keep compiled steps in a folder of the user's home, or of this process if others can write that one.
-
-    Torch reads objects there that can run code. Its default is a folder in /tmp with a name that every user can guess,
-    and make first.
-    """
-    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
-        return
-    try:
-        folder = str(private_cache_folder("torch"))
-    except LibraryUnavailable:
-        folder = tempfile.mkdtemp(prefix="fedtilt-torch-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
 
 
 def lift_constants(graph: fx.GraphModule) -> list[Tensor]:

@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from fedtilt.compiler import use_private_caches
 from fedtilt.optimizers import Optimizer
 from fedtilt.training.sequential import ConvBlock, SequentialNet
 from fedtilt.training.stacked import conv_kernels, linear_kernels
@@ -60,6 +61,7 @@ class KernelStep:
     """One training step of all jobs over these buffers, as kernel launches."""
 
     def __init__(self, net: SequentialNet, optimizer: Optimizer, buffers: Buffers, precision: str) -> None:
+        use_private_caches()
         self._net, self._optimizer, self._buffers, self._precision = net, optimizer, buffers, precision
         jobs, device = len(buffers.theta), buffers.theta.device
         dtype, self._shared_memory = storage_dtype(precision), _shared_memory(device)

@@ -38,6 +38,7 @@ class StackSizes(NamedTuple):
     inputs: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]  # of a sample: names, shapes and types
     model_buffers: int
     target_type: torch.dtype = torch.long
+    target_shape: tuple[int, ...] = ()  # of a sample
 
     @classmethod
     def of(cls, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> "StackSizes":
@@ -51,6 +52,7 @@ class StackSizes(NamedTuple):
             inputs=tuple((name, tuple(t.shape[1:]), _stored(t.dtype)) for name, t in _named(batches[0].x).items()),
             model_buffers=0 if jobs[0].buffers is None else len(jobs[0].buffers),
             target_type=batches[0].y.dtype,
+            target_shape=tuple(batches[0].y.shape[1:]),
         )
 
     @property
@@ -172,7 +174,7 @@ class Stack:
             client_index=client_index,
             steps=steps,
             x=x.get(_ONE_TENSOR, x),
-            y=zeros(clients, sizes.samples, dtype=sizes.target_type),
+            y=zeros(clients, sizes.samples, *sizes.target_shape, dtype=sizes.target_type),
             groups=zeros(len(recipe.groups), clients, sizes.samples, dtype=torch.long),
             batch_indices=zeros(sizes.batches, clients, sizes.batch_size, dtype=torch.long),
             first_step=zeros(1, dtype=torch.long),

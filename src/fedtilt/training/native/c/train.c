@@ -252,12 +252,13 @@ enum { DONE, NO_MEMORY, BAD_LABEL, BAD_ORDER };
 int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, const long *widths, float *theta,
                   float *anchor, float *drift, const long *is_first, const Loss *loss, const Optimizer *optimizer,
                   const float *x, const int64_t *label, const float *target, const int64_t *group, long samples,
-                  const int64_t *order, long epochs, const int64_t *bounds, long batches, long steps) {
+                  const int64_t *order, long epochs, long epoch_samples, const int64_t *bounds, long batches,
+                  long steps) {
     Net net = {.block_count = block_count, .layer_count = layer_count, .outputs = widths[layer_count]};
     for (long k = 0; k < loss->levels.count; k++) net.group_count += loss->levels.sizes[k];
     for (long n = 0; label && n < samples; n++)
         if (label[n] < 0 || label[n] >= net.outputs) return BAD_LABEL;
-    for (long n = 0; n < epochs * samples; n++)
+    for (long n = 0; n < epochs * epoch_samples; n++)
         if (order[n] < 0 || order[n] >= samples) return BAD_ORDER;
 
     Arena arena = {0};
@@ -278,8 +279,8 @@ int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, co
     for (long n = 0; n < steps; n++) {
         long k = n % batches;
         for (long r = 1; r <= optimizer->repeats; r++)
-            step(&net, x, label, target, group, order + n / batches * samples + bounds[k], bounds[k + 1] - bounds[k],
-                 loss, optimizer, n * optimizer->repeats + r);
+            step(&net, x, label, target, group, order + n / batches * epoch_samples + bounds[k],
+                 bounds[k + 1] - bounds[k], loss, optimizer, n * optimizer->repeats + r);
         if (optimizer->anchor_rate) move_anchors(&net, optimizer->anchor_rate);
     }
     copy_parameters(&net, theta, anchor, drift, optimizer, 1);

@@ -1,0 +1,1 @@
+"""A plain Flower app: handwritten digits, a small network, one data partition per client."""

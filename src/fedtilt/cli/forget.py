@@ -1,0 +1,60 @@
+"""`fedtilt forget`: a client leaves."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated
+
+import typer
+
+from fedtilt import report
+from fedtilt.cli.console import Console, echo, print_lines
+from fedtilt.cli.options import Quiet
+from fedtilt.cli.run import print_run, train_and_print
+from fedtilt.errors import InputError
+from fedtilt.runs.callback import Callback
+from fedtilt.runs.forget import changes, forget_site, model_digest
+from fedtilt.runs.forget import forget as forget_client
+from fedtilt.runs.spec_run import spec_of
+
+_NAMED = 3  # clients that gain or lose most
+
+
+def forget(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder; on a site, its state-dir.")],
+    client: Annotated[str, typer.Option(metavar="NAME", help="The client that leaves; on a site, its number.")],
+    out: Annotated[Path | None, typer.Option(help="The new run folder (default: RUN-without-NAME).")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a run again without a client, as if it had never had it, and say who gains and who loses by it.
+
+    The new folder has a whole run, from the first round on: it is bit-identical to a run whose spec has the client in
+    clients.leave_out, and depends on nothing of the client. Delete the old folder then. On a site, it deletes what the
+    site keeps of a federation.
+    """
+    if not (folder / "run.json").exists():
+        if out is not None:
+            raise InputError(f"--out {out} has no effect: {folder} is not a run folder")
+        for path in forget_site(folder, client):
+            echo(f"deleted {path}")
+        return
+    new = out or folder.with_name(f"{folder.name}-without-{client}")
+
+    def train(callbacks: Sequence[Callback]) -> None:
+        forget_client(folder, client, new, callbacks)
+
+    train_and_print(new, train, print_run, seeds=spec_of(folder).seeds, quiet=quiet, verbose=False, as_json=False)
+    page = report.write([folder, new], new / "without.html")
+    console = Console()
+    for change in changes(folder, new):
+        ordered = sorted(change.clients.items(), key=lambda item: item[1])
+        mean = fmean(change.clients.values()) if change.clients else 0.0
+        least, most = (", ".join(f"{name} {value:+.1f}" for name, value in part)
+                       for part in (ordered[:_NAMED], ordered[::-1][:_NAMED]))  # fmt: skip
+        print_lines(
+            console, f"{change.method}, seed {change.seed}: the others change by {mean:+.2f} on average; "
+            f"lowest {least}; highest {most}",
+        )  # fmt: skip
+    print_lines(console, f"models:     {model_digest(new)} (blake2b)", f"compared:   {page}",
+                f"next:       rm -r {shlex.quote(str(folder))}, which still has the client")  # fmt: skip
