@@ -20,6 +20,7 @@ extensions = [
     "external_types",
     "mathml",
     "reproduction_chapters",
+    "repository_links",
     "unlisted_pages",
 ]
 exclude_patterns = ["_build", "_extensions", "**/.ipynb_checkpoints"]

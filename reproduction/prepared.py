@@ -42,7 +42,7 @@ def read_table(name: str, seed: int, folder: str | None) -> Dataset:
     with safe_open(path, "pt") as file:
         names = {key: json.loads(text) for key, text in file.metadata().items()}
         tensors: dict[str, Any] = {key: _large(file.get_tensor(key)) for key in file.keys()}  # noqa: SIM118
-    groups: dict[str, dict[str, Tensor]] = {"group_train": {}, "group_test": {}}
+    groups: dict[str, Any] = {"group_train": {}, "group_test": {}}
     for key in [key for key in tensors if key.startswith("group_")]:
         side, _, group = key.partition(".")
         groups[side][group] = tensors.pop(key)

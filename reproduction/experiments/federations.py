@@ -157,7 +157,9 @@ def _baselines(federation: Federation, seed: int) -> dict[str, Predictions]:
     """The majority class, pooled regressions with and without the client as a column, and a mixed-effects model."""
     x, y, client = _rows(federation, seed)
     x_test, _, client_test = federation.evaluation("test")
-    test = federation.model_input(x_test).double().numpy()
+    scaled = federation.model_input(x_test)
+    assert isinstance(scaled, Tensor)  # the columns of a table
+    test = scaled.double().numpy()
     pooled = pooled_outputs(federation, seed)
     outputs = {
         "majority class": constant_outputs(federation, seed)["majority"],

@@ -129,7 +129,7 @@ def test_what_cannot_be_combined(settings: dict[str, object], message: str) -> N
         (ft.optimizers.torch_optim("Adam", amsgrad=True), lambda p: torch.optim.Adam(p, 0.01, amsgrad=True)),
         ({"name": "Adagrad", "clip_norm": 0.1}, lambda p: torch.optim.Adagrad(p, 0.01)),
     ],
-    ids=str,
+    ids=["by name", "as a table", "as an object", "with clipping"],
 )
 def test_an_optimiser_of_torch_takes_its_steps(optimizer: object, make: object) -> None:
     """Against a plain loop, with a proximal term."""
