@@ -57,6 +57,7 @@ def test_frozen_backbone(output_of: Callable[..., str]) -> None:
     assert [line[-3] for line in (head, whole)] == ["258", "5154"]
 
 
+@pytest.mark.slow
 def test_lora(output_of: Callable[..., str]) -> None:
     before, after = output_of("lora").splitlines()
     assert float(before.split()[1]) < 10

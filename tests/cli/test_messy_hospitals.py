@@ -52,6 +52,7 @@ def by_hand(path: Path, separator: str, decimal: str, encoding: str) -> "pandas.
     return frame.assign(days=(frame["admitted"] - pandas.Timestamp("2025-01-01")).dt.days)
 
 
+@pytest.mark.slow
 def test_from_files_to_predictions_in_four_commands(fedtilt, tmp_path: Path, make_messy) -> None:
     patients = make_messy(tmp_path, rows=300, new=400)
     target = ["--target", "readmitted"]

@@ -254,7 +254,8 @@ def test_focal_loss_of_a_certain_prediction_has_a_finite_gradient() -> None:
         ({"loss": "focal", "label_smoothing": 0.1}, "label_smoothing = 0.1 has no effect with 'focal'"),
         (
             {"loss": "hinge"},
-            "unknown loss 'hinge'; choose one of cross_entropy, focal, gce, sce, squared, huber, or a function",
+            "unknown loss 'hinge'; choose one of cross_entropy, focal, gce, sce, squared, huber, token_cross_entropy, "
+            "label_cross_entropy, or a function",
         ),
         ({"server_lr": 0.1}, 'write server_optimizer = { rule = "adam", lr = 0.1 }'),
         ({"precision": "bfloat16", "device": "cpu"}, "precision = 'bfloat16' is for CUDA, not for cpu; leave it out"),

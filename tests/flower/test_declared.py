@@ -99,7 +99,7 @@ def test_figures_are_over_the_sites_that_declare_a_column() -> None:
     assert found.client_spread == (10.0, 10.0)
 
 
-@pytest.mark.parametrize("task", ["classes", "numbers"])
+@pytest.mark.parametrize("task", ["classes", pytest.param("numbers", marks=pytest.mark.slow)])
 def test_prediction_sets_of_sites_that_declare_their_scores_are_those_of_the_simulator(
     task: str, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from tests.flower.test_schema_exchange import SPEC, north_and_south, patients, w
 from tests.helpers.loopback import Deployment
 
 
+@pytest.mark.slow
 def test_without_a_site_that_left_the_models_are_those_of_a_federation_that_never_had_it(tmp_path: Path) -> None:
     frames = {**north_and_south(), "west": patients(60, 9)}
     left = SPEC.replace("count = 2", 'count = 3\nleave_out = ["2"]')

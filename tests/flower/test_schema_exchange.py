@@ -365,7 +365,7 @@ def test_one_class_at_all_sites_is_refused(hospitals: Deployment, tmp_path: Path
 
 
 def test_bad_tasks_give_a_one_line_error(tmp_path: Path) -> None:
-    with pytest.raises(ft.InputError, match="has no data function, input_shape, class_names or image"):
+    with pytest.raises(ft.InputError, match="has no data function, input_shape, class_names, image or target"):
         Task(spec="digits", table=lambda _: "a.csv", class_names=("a", "b"))
     with pytest.raises(ft.InputError, match=r"a task with a table function needs \[data\] in its spec: target"):
         Task(spec="digits", table=lambda _: "a.csv").resolve({"method": "fedavg"})

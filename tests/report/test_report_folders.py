@@ -112,6 +112,7 @@ def _random_run(folder: Path, clients: int, methods: list[str]) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_of_ten_thousand_clients_figures_show_a_sample_and_say_so(tmp_path: Path) -> None:
     folder = _random_run(tmp_path, 10_000, ["fedavg"])
     run = read_run(folder)

@@ -10,6 +10,7 @@ from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
 
 
+@pytest.mark.slow
 def test_the_demo_compares_methods_at_their_best_settings(tmp_path: Path) -> None:
     """`make demo`: with a step of its own Ditto comes close; without one it fits the wrong labels."""
     results = run_spec(load("digits", seeds=3), tmp_path / "run").values()

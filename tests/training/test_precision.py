@@ -63,6 +63,7 @@ def check(setting: str) -> None:
         }, (before, after)
 
 
+@pytest.mark.slow
 def test_settings_inside_and_afterwards() -> None:
     process = subprocess.run([sys.executable, __file__], capture_output=True, text=True)
     assert (process.returncode, process.stderr) == (0, "")
