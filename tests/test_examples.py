@@ -65,6 +65,7 @@ def test_lora(output_of: Callable[..., str]) -> None:
     assert after.endswith("1320 of 8970 numbers travel")
 
 
+@pytest.mark.slow
 def test_language(output_of: Callable[..., str]) -> None:
     pytest.importorskip("transformers")
     lines = output_of("language").splitlines()
