@@ -1,5 +1,6 @@
 """Targets that are no classes: numbers, tokens, sets of labels; what models learn of them, and their groups."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,7 +27,7 @@ def check_task(task: object) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class Target(ABC):
     """What the targets of a task are, if they are no classes; by default, all samples are one group."""
 
     task: ClassVar[str]
@@ -41,9 +42,9 @@ class Target:
         return (ALL,)
 
     @property
+    @abstractmethod
     def outputs(self) -> int:
         """The size of the last dimension of a model's output."""
-        raise NotImplementedError
 
     def groups(self, y: Tensor) -> Tensor:
         """The group of each target, int64 (n,)."""

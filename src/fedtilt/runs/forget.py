@@ -1,4 +1,4 @@
-"""A client leaves: the run is trained again as if it had never been there, and a site deletes what it keeps."""
+"""A client leaves: the run is trained again as if it had never been there, and a site deletes its state."""
 
 import hashlib
 import shutil
