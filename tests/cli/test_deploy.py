@@ -36,7 +36,8 @@ def test_a_new_project_is_complete_and_trains(tmp_path: Path) -> None:
     deploy("new", tmp_path / "Mine 2", "--sites", 3)
     code = (
         "from federation.task import TASK; from federation import client, server; task = TASK.resolve({})\n"
-        "site = TASK.site_summary(task, 1, {'partition-id': 1, 'data': 'data/site-1.csv'})\n"
+        "from fedtilt.flower.site_data import site_summary\n"
+        "site = site_summary(TASK, task.spec, {'partition-id': 1, 'data': 'data/site-1.csv'})\n"
         "print(task.method.name, task.spec.clients.count, task.spec.name, site.rows, *site.classes)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "Mine 2", capture_output=True, text=True)
@@ -56,9 +57,10 @@ def test_a_project_reads_a_sites_own_table(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("dose,diagnosis\n" + "".join(f"{n},{'ab'[n % 2]}\n" for n in range(40)))
     code = (
         "from federation.task import TASK; task = TASK.resolve({})\n"
-        f"site = TASK.site_summary(task, 0, {{'partition-id': 0, 'data': {str(tmp_path / 'table.csv')!r}}})\n"
+        "from fedtilt.flower.site_data import site_summary\n"
+        f"site = site_summary(TASK, task.spec, {{'partition-id': 0, 'data': {str(tmp_path / 'table.csv')!r}}})\n"
         "print(site.rows, *(column.name for column in site.columns), flush=True)\n"
-        "TASK.site_summary(task, 0, {'partition-id': 0})"
+        "site_summary(TASK, task.spec, {'partition-id': 0})"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "mine", capture_output=True, text=True)
     assert done.stdout == "30 dose\n"

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 import fedtilt as ft
 from fedtilt.flower import Task, client_app
+from fedtilt.flower.client import check_server_settings
 from fedtilt.flower.deploy.allowed_apps import ACCEPT_ALL
-from fedtilt.flower.server_settings import check_server_settings
 from tests.helpers.loopback import Deployment, LoopbackGrid
 
 ACCEPTED = ["train.rounds=5", "train.lr=0.1", "train.audit=true", "train.schedule=cosine", "train.backend=autograd",
@@ -160,7 +160,9 @@ def test_names_and_paths_in_a_message_stay_inside_the_sites_folder(
     grid = Deployment(Task(spec=spec), tmp_path).run(set="train.rounds=1")
     train = next(message for message, _ in grid.sent if message.metadata.message_type == "train")
     before = sorted(tmp_path.rglob("*"))
-    for history in ("../../../../elsewhere", "/tmp/elsewhere", "0" * 15, "0" * 16 + "\n", "x" * 5000):
+    ids = ("../../../../elsewhere", "/tmp/elsewhere", "0" * 15, "0" * 16 + "\n", "x" * 5000)
+    earlier = [json.dumps({"history": "0" * 16, "earlier": [[id, 1]]}) for id in ids]
+    for history in (*(json.dumps({"history": id}) for id in ids), *earlier, "0" * 16):
         config = ConfigRecord({**train.content["config"], "history": history})
         arrays: ArrayRecord = train.content["arrays"]
         reply = ask(spec, tmp_path / "state/0", "train", RecordDict({"arrays": arrays, "config": config}))

@@ -15,6 +15,7 @@ from fedtilt.cli.options import (
     Client,
     DataDir,
     Drop,
+    Force,
     Group,
     Schema,
     Settings,
@@ -150,8 +151,7 @@ def show_(
             dataset = show_table(console, open_table(source, table_settings(keys), schema, task=task))
             print_warnings(console, [] if dataset is None else warnings_of(dataset))
             return
-        options = {"task": task, "target": target, "client": client, "group": group, "drop": drop, "schema": schema}
-        if given := first_given(options):
+        if given := first_given(task=task, target=target, client=client, group=group, drop=drop, schema=schema):
             option, value = given
             key = option if option == "task" else f"data.{option}"
             raise InputError(
@@ -188,7 +188,7 @@ def schema_(
     drop: Drop = None,
     settings: Settings = None,
     kinds: Annotated[bool, typer.Option("--kinds", help="Without statistics; a run computes them itself.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Force = False,
 ) -> None:
     """Write what the columns of a table are, to read, edit and give to a spec (data.schema)."""
     if to is not None and to.exists() and not force:

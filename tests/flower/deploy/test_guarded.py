@@ -93,7 +93,6 @@ def test_the_token_is_where_flowers_command_looks_for_it() -> None:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     cluster = LocalCluster(home=tmp_path_factory.mktemp("c"), sites=1, id=secrets.token_hex(8), port=free_port())
-    cluster._make_certificates()
     try:
         cluster.start_superlink()
         yield cluster

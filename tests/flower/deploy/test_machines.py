@@ -94,8 +94,6 @@ def test_a_key_is_registered_and_bound_to_one_site(tmp_path: Path) -> None:
         make_site_key(tmp_path / name)
     try:
         cluster.start_superlink()
-        authority, token = tmp_path / "certificates/ca.crt", tmp_path / "link/control.token"
-        machines.write_flwr_config(tmp_path, machines.CONNECTION, port, authority, token)
         machines.register_site(tmp_path, 4, tmp_path / "a.pub")
         assert sorted(read_site_keys(tmp_path / "keys").values()) == [4]
         with pytest.raises(ft.InputError, match="site 4 has the key"):

@@ -30,6 +30,7 @@ import fedtilt as ft
 from fedtilt.files import read_json
 from fedtilt.flower.deploy.credentials import make_site_key
 from fedtilt.flower.deploy.local_cluster import LocalCluster, free_port
+from fedtilt.flower.deploy.machines import CONNECTION
 from fedtilt.flower.deploy.services import FLEET_PATHS, nginx_configuration
 from tests.helpers.network import write_app
 from tests.helpers.nginx import needs_nginx, nginx
@@ -66,7 +67,6 @@ class Port(NamedTuple):
 def proxied_superlink(home: Path, sites: int) -> Iterator[Port]:
     """A SuperLink behind nginx; the keys of its sites are registered, and their SuperNodes are not started."""
     cluster = LocalCluster(home=home, sites=sites, id=secrets.token_hex(8), port=free_port(), site_port=free_port())
-    cluster._make_certificates()
     configuration = nginx_configuration("localhost", cluster.site_port, cluster.port, home / "certificates")
     try:
         cluster.start_superlink()
@@ -169,7 +169,7 @@ def test_flowers_own_command_cannot_use_the_port(port: Port) -> None:
     try:
         for arguments in (["supernode", "list"], ["supernode", "register", f"{cluster.key_file(0)}.pub"], ["list"]):
             with pytest.raises(ft.InputError, match="flwr .* failed: .*403"):
-                cluster.flwr(*arguments, "cluster")
+                cluster.flwr(*arguments, CONNECTION)
     finally:
         config.write_text(text)
 
