@@ -89,8 +89,8 @@ def decode_instruction(message: Message, parts: Parts, tensors: Shapes = _NO_TEN
     round = _check_int(config["round"])
     base_round = _check_int(config.get("base-round", round))
     history = TrainingHistory.from_json(decode_json(config["history"]))
-    keep = config.get("keep", [])
-    keep = tuple(map(_check_int, keep if isinstance(keep, list) else [keep]))
+    kept = config.get("keep", [])
+    keep = tuple(map(_check_int, kept if isinstance(kept, list) else [kept]))
     model = decode_model(content.get(_ARRAYS_RECORD), parts)
     return Instruction(model | decode_tensors(content.get(_TENSORS_RECORD), tensors), round, base_round, history, keep)
 
