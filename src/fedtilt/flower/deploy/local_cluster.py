@@ -190,7 +190,7 @@ class LocalCluster:
                     make_site_key(self.key_file(site))
         self.link = [processes.start(commands.main, env, self.server_log_file, folder)]
         self._save()
-        _wait_until(self._is_healthy, 60, lambda: f"the SuperLink does not respond; see {self.server_log_file}")
+        _wait_until(self._responds, 180, lambda: f"the SuperLink does not respond; see {self.server_log_file}")
         self.link.append(processes.start(commands.executor, env, self.server_log_file, folder))
         self._save()
 
@@ -221,6 +221,11 @@ class LocalCluster:
     @property
     def _authority(self) -> Path | None:
         return self.home / "certificates" / "ca.crt" if self.tls else None
+
+    def _responds(self) -> bool:
+        if not processes.is_alive(self.link[0]):
+            raise InputError(f"the SuperLink has stopped; see {self.server_log_file}")
+        return self._is_healthy()
 
     def _is_healthy(self) -> bool:
         context = None if self._authority is None else ssl.create_default_context(cafile=self._authority)
