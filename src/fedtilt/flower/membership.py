@@ -156,11 +156,9 @@ class Membership:
         claims: dict[int, list[int]] = {}  # site → nodes
         for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
             node = reply.metadata.src_node_id
-            known = self._nodes.get(node)
             try:
                 site = self._decode(reply)
-                if known is None:
-                    raise RejectedReply("is not connected")
+                known = self._nodes.setdefault(node, _Node((b"", "")))  # it may have disconnected since
                 check_member(site, known.identity, self._site_keys, self._left_out)
             except RejectedReply as reason:
                 self._refuse(node, claimed_site(reply, self._sites), str(reason))
