@@ -11,7 +11,7 @@ from scipy.stats import friedmanchisquare
 import fedtilt as ft
 from fedtilt.errors import InputWarning
 from reproduction.experiment import Options, load
-from reproduction.experiments import federations
+from reproduction.experiments import federations, leaderboard
 from reproduction.prepared import prepare, read_table
 from reproduction.runner import reproduce
 
@@ -50,7 +50,7 @@ def test_a_prepared_table_is_the_table(tmp_path):
 
 def test_one_setting_is_chosen_on_validation_data_and_measured_on_test_data():
     experiment = load("federations", quick=True)
-    few = {name: experiment.settings["methods"][name] for name in ("FedAvg", "Ditto, mu by size")}
+    few = {name: experiment.settings["methods"][name] for name in ("FedAvg", "Ditto")}
     experiment = replace(experiment, settings={**experiment.settings, "methods": few})
     case = federations.cases(experiment, Options())[0]
     result = federations.measure(case, Options(device="cpu"), lambda *_: None)
@@ -83,26 +83,14 @@ def test_ranks_and_critical_difference():
     rng = np.random.default_rng(1)
     table = rng.random((6, 3))  # federations × methods
     cells = [{name: {"accuracy": value} for name, value in zip("abc", row, strict=True)} for row in table]
-    ranks = federations.mean_ranks(cells)
+    ranks = leaderboard.mean_ranks(cells)
     expected = (table[:, :, None] < table[:, None, :]).sum(2).mean(0) + 1
     assert list(ranks.values()) == pytest.approx(list(expected))
     statistic = 12 * 6 / (3 * 4) * (sum(rank**2 for rank in ranks.values()) - 3 * 4**2 / 4)
     assert statistic == pytest.approx(friedmanchisquare(*table.T).statistic)
-    assert federations.critical_difference(3, 6) == pytest.approx(
+    assert leaderboard.critical_difference(3, 6) == pytest.approx(
         2.343 * np.sqrt(3 * 4 / 36), abs=2e-3
     )  # Demsar's table
-
-
-def test_a_mu_by_size_is_mu_over_the_samples():
-    x, y = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
-    fed = ft.Federation.from_clients([(x[:20], y[:20]), (x[20:], y[20:])], test_share=0.25)
-    assert fed.train_sizes().tolist() == [15, 15]
-    fixed = ft.ditto(mu=0.2)
-    by_size = replace(ft.ditto(mu=3.0, name="by size"), personal=replace(fixed.personal, mu=3.0, by_size=True))
-    result = ft.run([fixed, by_size], fed, ft.models.logistic, rounds=2, participation=1.0, device="cpu")
-    for client in range(2):
-        own = [torch.cat([p.flatten() for p in result[m].personal(client).parameters()]) for m in ("ditto", "by size")]
-        assert torch.equal(*own)
 
 
 @pytest.mark.slow
