@@ -1,7 +1,7 @@
 """All methods and baselines on federations that exist; a method has its best setting on validation data."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -23,6 +23,7 @@ from reproduction.experiment import Case, Experiment, OnProgress, Options
 from reproduction.experiments.leaderboard import BASELINES, chapter
 from reproduction.prepared import read_table
 from reproduction.results import round_floats
+from reproduction.submitted import submissions
 from reproduction.training import Setting, evaluated, train_grid
 
 __all__ = ["cases", "chapter", "measure"]
@@ -40,21 +41,34 @@ def trials(settings: Mapping[str, Any], condition: str, model: str) -> dict[str,
 
 
 def cases(experiment: Experiment, options: Options) -> list[Case]:
-    """One case per condition, seed, table and model, and one for its baselines; the most useful ones are first."""
-    settings, result = experiment.settings, []
+    """One case per condition, seed, table and model, and one for its baselines; the most useful ones are first.
+
+    Submitted methods follow, each in cases of its own.
+    """
+    settings = experiment.settings
+    result, submitted = [], []
     for (condition, given), seed in product(settings["conditions"].items(), range(options.seeds or settings["seeds"])):
         for data, model in product(settings["data"], [*given["models"], BASELINES]):
-            if model == BASELINES and "attack" in given:
-                continue  # they train on rows, and the attack is on updates
             federation = {
                 "data": data, "clients": settings["clients"], "outliers": given.get("outliers", "none"), "seed": seed,
             }  # fmt: skip
-            if model != BASELINES:
-                federation |= _training(settings, data, model, given, trials(settings, condition, model))
             words = [data, condition, model]
-            what = f"{', '.join(words)}, seed {seed}"
-            result.append(Case(name=f"{'-'.join(words)}-seed-{seed}", what=what, settings=federation, needs=data))
-    return result
+            if model == BASELINES:
+                if "attack" not in given:  # they train on rows, and the attack is on updates
+                    result.append(_case(words, seed, federation))
+                continue
+            of_methods = trials(settings, condition, model)
+            result.append(_case(words, seed, federation | _training(settings, data, model, given, of_methods)))
+            for method in submissions():
+                own = {method.title: {f"{method.title} {n}": s for n, s in enumerate(method.settings, start=1)}}
+                training = _training(settings, data, model, given, own) | {"code": method.code}
+                submitted.append(_case([*words, method.name], seed, federation | training))
+    return result + submitted
+
+
+def _case(words: Sequence[str], seed: int, settings: dict[str, Any]) -> Case:
+    name, what = f"{'-'.join(words)}-seed-{seed}", f"{', '.join(words)}, seed {seed}"
+    return Case(name=name, what=what, settings=settings, needs=settings["data"])
 
 
 def _training(

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -12,6 +13,7 @@ from fedtilt.evaluation.metrics import compute_metrics
 from reproduction.chapter import Chapter, Part, Table
 from reproduction.experiment import Experiment, Results
 from reproduction.statistics import holm
+from reproduction.submitted import submissions
 from reproduction.training import trial_name
 
 BASELINES = "baselines"
@@ -28,18 +30,19 @@ Values = dict[str, dict[str, float]]  # method → column → its mean over the 
 
 
 def cell_values(results: Results, data: str, condition: str, model: str, seeds: Sequence[int]) -> Values:
-    """The values of the methods and baselines in one cell, means over the seeds in which both are measured."""
+    """The values of the methods and baselines in one cell, means over the seeds in which the methods are measured."""
     found: dict[str, dict[str, list[float]]] = {}
-    for seed in seeds:
-        for part in (model, BASELINES):
-            result = results.get(f"{data}-{condition}-{part}-seed-{seed}", {"methods": {}})
-            for method, values in result["methods"].items():
-                row = {
-                    **values, "gap": max(values["gaps"].values(), default=0.0),
-                    "beyond_chance": _beyond_chance(values["correct"], result["samples"]),
-                }  # fmt: skip
-                for column in COLUMNS:
-                    found.setdefault(method, {}).setdefault(column, []).append(row[column])
+    measured = [seed for seed in seeds if f"{data}-{condition}-{model}-seed-{seed}" in results]
+    parts = [model, *(f"{model}-{method.name}" for method in submissions()), BASELINES]
+    for seed, part in product(measured, parts):
+        result = results.get(f"{data}-{condition}-{part}-seed-{seed}", {"methods": {}})
+        for method, values in result["methods"].items():
+            row = {
+                **values, "gap": max(values["gaps"].values(), default=0.0),
+                "beyond_chance": _beyond_chance(values["correct"], result["samples"]),
+            }  # fmt: skip
+            for column in COLUMNS:
+                found.setdefault(method, {}).setdefault(column, []).append(row[column])
     return {method: {column: fmean(of) for column, of in columns.items()} for method, columns in found.items()}
 
 
@@ -103,34 +106,44 @@ def chapter(experiment: Experiment, results: Results) -> Chapter:
     """Ranks under every condition and model, pairs of methods, chosen tilts, and the accuracy on every table."""
     settings = experiment.settings
     seeds = range(settings["seeds"])
-    blocks: dict[str, dict[str, Values]] = {}  # "condition, model" → federation → values
+    blocks: dict[str, dict[str, Values]] = {}  # condition-model → federation → values
+    splits: dict[str, int] = {}
     for condition, given in settings["conditions"].items():
         for model in given["models"]:
             cells = {data: cell_values(results, data, condition, model, seeds) for data in settings["data"]}
             if any(cells.values()):
-                blocks[f"{condition}, {model}"] = {data: values for data, values in cells.items() if values}
-    parts: list[Part] = [_rank_table(name, list(cells.values())) for name, cells in blocks.items()]
+                name = f"{condition}-{model}"
+                blocks[name] = {data: values for data, values in cells.items() if values}
+                splits[name] = len(
+                    [s for s in seeds if any(f"{d}-{condition}-{model}-seed-{s}" in results for d in cells)]
+                )
+    parts: list[Part] = [_rank_table(name, list(cells.values()), splits[name]) for name, cells in blocks.items()]
     if blocks:
         parts += [_pairs_table(blocks), _chosen_table(settings, results)]
     parts += [_accuracy_table(name, cells) for name, cells in blocks.items()]
     return Chapter(title=experiment.title, lead=experiment.about.strip(), parts=parts)
 
 
-def _rank_table(name: str, cells: Sequence[Values]) -> Table:
+def _words(block: str) -> str:
+    """A condition and a model, of condition-model."""
+    return ", ".join(block.rsplit("-", 1))
+
+
+def _rank_table(name: str, cells: Sequence[Values], splits: int) -> Table:
     ranks = {column: mean_ranks(cells, column) for column in COLUMNS}
     order = sorted(ranks["accuracy"], key=lambda method: ranks["accuracy"][method])
     difference = critical_difference(len(order), len(cells))
     return Table(
-        caption=f"Mean ranks, {name}",
+        caption=f"Mean ranks, {_words(name)}",
         columns=["method", *TITLES.values(), "mean accuracy, %"],
         rows=[
             [method, *(f"{ranks[column][method]:.1f}" for column in COLUMNS),
              f"{fmean(cell[method]['accuracy'] for cell in cells):.1f}"]
             for method in order
         ],
-        notes=f"Over {len(cells)} federations, 1 is best. Friedman’s test of equal accuracies: p = "
-        f"{friedman_p(cells):.1g}. Mean ranks that differ by less than {difference:.1f} are not significantly different "
-        "(Nemenyi’s test at 5 %).",
+        notes=f"Over {len(cells)} federations, {splits} split{'s' * (splits > 1)} of each; 1 is best. Friedman’s test "
+        f"of equal accuracies: p = {friedman_p(cells):.1g}. Mean ranks that differ by less than {difference:.1f} are "
+        "not significantly different (Nemenyi’s test at 5 %).",
     )  # fmt: skip
 
 
@@ -144,7 +157,9 @@ def _pairs_table(blocks: Mapping[str, Mapping[str, Values]]) -> Table:
         differences = [cell[ours]["accuracy"] - cell[theirs]["accuracy"] for cell in both]
         better, worse = sum(d > 1e-6 for d in differences), sum(d < -1e-6 for d in differences)
         p_values.append(wilcoxon_p(differences))
-        rows.append([f"{ours} − {theirs}", name, f"{fmean(differences):+.2f}".replace("-", "−"), f"{better}–{worse}"])
+        rows.append(
+            [f"{ours} − {theirs}", _words(name), f"{fmean(differences):+.2f}".replace("-", "−"), f"{better}–{worse}"]
+        )
     adjusted = holm(p_values)
     return Table(
         caption="Pairs of methods: mean difference of accuracy over federations",
@@ -158,7 +173,7 @@ def _pairs_table(blocks: Mapping[str, Mapping[str, Values]]) -> Table:
 def _chosen_table(settings: Mapping[str, Any], results: Results) -> Table:
     """How often each setting of FedTilt was chosen on validation data."""
     chosen: Counter[tuple[str, str]] = Counter()
-    for case, result in results.items():
+    for result in results.values():
         for method, name in result.get("chosen", {}).items():
             if method.startswith("FedTilt"):
                 chosen[method, trial_name(settings["methods"][method][int(name.rpartition(" ")[2]) - 1])] += 1
@@ -177,7 +192,7 @@ def _accuracy_table(name: str, cells: Mapping[str, Values]) -> Table:
         for method in sorted(ranks, key=lambda method: ranks[method])
     ]
     return Table(
-        caption=f"Accuracy and, in brackets, that of the worst 10 % of the clients, {name}",
+        caption=f"Accuracy and, in brackets, that of the worst 10 % of the clients, {_words(name)}",
         columns=["method", *cells],
         rows=rows,
         notes="In %, mean over the clients, then over the seeds.",
