@@ -19,8 +19,8 @@ import math
 from typing import Any, NamedTuple
 
 from fedtilt.evaluation.comparison import compare, sample_scores
-from fedtilt.evaluation.metrics import ACCURACY, scores_of
 from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.evaluation.scores import ACCURACY, scores_of
 from fedtilt.evaluation.statistics import CONFIDENCE, mean_difference
 from fedtilt.imports import import_extra
 from fedtilt.text_tables import join_words
