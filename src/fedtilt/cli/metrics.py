@@ -93,9 +93,10 @@ def metrics(
             console.print(escape(f"{name}: {line}"))
     if by == CLIENT:
         alone = read_predictions(baselines_folder(seed_folder(folder, run.seed)), run.round).get("local")
-        for name, predictions in run.by_method.items() if alone is not None else ():
-            gains = client_gains(predictions, alone, "local", confidence)
-            console.print(escape(f"{name}: {gains.in_words('every client alone')}"))
+        if alone is not None:
+            for name, predictions in run.by_method.items():
+                gains = client_gains(predictions, alone, "local", confidence)
+                console.print(escape(f"{name}: {gains.in_words('every client alone')}"))
     if csv is not None:
         write_bytes(csv, _csv(frames, by).encode())
         echo(f"wrote {csv}")
