@@ -11,8 +11,8 @@ from rich.text import Text
 
 from fedtilt.cli.console import Console, echo, text_table
 from fedtilt.locks import locked
-from fedtilt.runs.trained_run import check_run_folder
 from fedtilt.storage.integrity import check_run
+from fedtilt.storage.provenance import check_run_folder
 
 
 def check(
