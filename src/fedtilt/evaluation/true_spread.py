@@ -195,7 +195,8 @@ def knows_variances(sums: Tensor, total: Tensor) -> bool:
 
 
 def _unknown(clients: int) -> TrueSpread:
-    return TrueSpread(*[math.nan] * 7, clients)
+    nan = math.nan
+    return TrueSpread(nan, nan, nan, nan, nan, nan, nan, clients)
 
 
 def _root(variance: Tensor | float) -> float:

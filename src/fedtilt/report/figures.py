@@ -123,12 +123,11 @@ def _clients_height(methods: Sequence[str]) -> int:
     return max(370, 100 + 60 * len(methods))
 
 
-def _client_points(seed_run: SeedRun, method: str) -> list[tuple[float, int, str, bool | None]]:
+def _client_points(seed_run: SeedRun, method: str) -> list[tuple[float, int, str, bool]]:
     """(score, seed, name, has outliers) of every client with test data."""
     values = client_scores(seed_run.sums(method), seed_run.total).tolist()
-    has_outliers = [None] * len(seed_run.total) if seed_run.has_outliers is None else seed_run.has_outliers.tolist()
     return [
-        (a, seed_run.seed, seed_run.client_names[client], has_outliers[client])
+        (a, seed_run.seed, seed_run.client_names[client], bool(seed_run.has_outliers[client]))
         for client, a in zip(seed_run.tested, values, strict=True)
     ]
 
