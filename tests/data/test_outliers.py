@@ -122,8 +122,14 @@ def test_no_outliers_and_rates_of_0_and_1():
         ({"clients": 0.5}, "outliers.clients = 0.5 has no effect here"),
         ({"redraw": "once"}, "outliers.redraw = 'once' has no effect here"),
         ({"redraw": "never"}, "outliers: unknown redraw 'never'; choose one of round, once"),
-        ({"kind": "flips", "flip_to": "far"}, "outliers: unknown flip_to 'far'; choose one of client, any, nearest, pairs"),
-        ({"kind": "gaussian", "flip_to": "any"}, "outliers.flip_to = 'any' has no effect here; set outliers.kind = 'flips'"),
+        (
+            {"kind": "flips", "flip_to": "far"},
+            "outliers: unknown flip_to 'far'; choose one of client, any",
+        ),
+        (
+            {"kind": "gaussian", "flip_to": "any"},
+            "outliers.flip_to = 'any' has no effect here; set outliers.kind",
+        ),
         ({"kind": "corruptions", "pairs": {"1": "2"}}, "outliers.pairs = .* has no effect here; set outliers.kind"),
         ({"kind": "flips", "flip_to": "pairs"}, "outliers.flip_to = 'pairs' needs outliers.pairs"),
         ({"kind": "flips", "flip_to": "any", "pairs": {"1": "2"}}, "outliers.pairs .* outliers.flip_to = 'any'"),

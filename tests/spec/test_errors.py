@@ -257,9 +257,7 @@ COMPONENT_SETTINGS = [  # what is not a key of a method, what else it has, and h
 @pytest.mark.parametrize(("pair", "beside", "component"), COMPONENT_SETTINGS)
 def test_a_setting_of_a_component_names_the_component(pair, beside, component, file):
     message = error_message(lambda: spec.load(file(f'[[methods]]\nname = "a"\n{beside}\n{pair}\n')))
-    assert message == (
-        f"methods.a.{pair} is not a setting of preset 'custom', but of a component: write {component}"
-    )
+    assert message == (f"methods.a.{pair} is not a setting of preset 'custom', but of a component: write {component}")
     method = spec.load(file(f'[[methods]]\nname = "a"\n{component}\n')).methods[0].to_method()
     assert list(method.to_table()) == [component.partition(" ")[0]]
     if not beside:

@@ -15,6 +15,7 @@ from fedtilt.toml_text import format_toml
 
 REQUIRED: Any = MISSING  # a setting without a default
 Function = TypeVar("Function", bound=Callable[..., Any])
+Class = TypeVar("Class")
 _DEFAULT = re.compile("; default: ([^;]*)")
 Name = Annotated[str, "a file may have a whole number"]  # a column may be called 1
 
@@ -190,6 +191,13 @@ def check_fields_used(settings: Any, table: str = "") -> None:
             for key, each in declared.items()
         },
     )
+
+
+def documented(table: type[Class]) -> type[Class]:
+    """List a dataclass' settings as the arguments in its docstring."""
+    lines = [f"    {name}: {each.metadata['meaning']}" for name, each in settings_of(table).items()]
+    table.__doc__ = "\n".join([inspect.getdoc(table) or "", "", "Args:", *lines])
+    return table
 
 
 def takes_settings(table: type) -> Callable[[Function], Function]:

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from fedtilt import seeds
-from fedtilt.config.setting_fields import Name, check_fields_used, check_table, default_of, setting, settings_of
+from fedtilt.config.setting_fields import (
+    Name,
+    check_fields_used,
+    check_table,
+    default_of,
+    documented,
+    setting,
+    settings_of,
+)
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.inputs import Inputs
 from fedtilt.devices import upload
@@ -22,6 +30,7 @@ _NUMBERS_AT_ONCE = 2**25  # random ones, of eight bytes each
 _STRENGTH = {"corruptions": 0.3, "gaussian": 1.0}
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Outliers:
     """Which outliers clients have, how many and how strong.
@@ -46,9 +55,7 @@ class Outliers:
         example=0.5,
         only_with={"kind": ("corruptions", "gaussian")},
     )
-    clients: float = setting(
-        1.0, "the share of clients that have outliers", ge=0, le=1, only_with={"kind": KINDS[1:]}
-    )
+    clients: float = setting(1.0, "the share of clients that have outliers", ge=0, le=1, only_with={"kind": KINDS[1:]})
     redraw: str = setting(
         "round",
         "when outliers are drawn: anew in every round, or once, as mislabelled data is in practice",

@@ -8,7 +8,7 @@ import numpy as np
 from fedtilt.data.tables.cells import BadCells, ColumnValues
 from fedtilt.data.tables.reader import TableReader, columns_at_once, map_columns
 from fedtilt.data.tables.schema import Column, Schema
-from fedtilt.data.tables.values import check_finite, read_values
+from fedtilt.data.tables.values import check_finite, read_column
 
 _TOGETHER = 14  # inputs
 _BLOCK = 1 << 16  # numbers that are turned from columns into rows at once
@@ -38,7 +38,7 @@ def encode(
         inputs = np.zeros((count, len(reader)), np.float32)
         unfilled = inputs
         for column in batch:
-            cells = read_values(reader, column.name, column, finite=False)
+            cells = read_column(reader, column.name, column, finite=False)
             fill = _fill_numbers if cells.codes is None else _fill_names
             fill(unfilled[: len(column.inputs)], reader, column, cells)
             unfilled = unfilled[len(column.inputs) :]

@@ -8,17 +8,16 @@ import numpy as np
 
 from fedtilt.data.naming import sort_names
 from fedtilt.data.sampling import DEFAULT_TEST_SHARE, QUARTERS, check_test_share, draw_test_data, quarters
-from fedtilt.data.tables.cells import yes_no_values
 from fedtilt.data.tables.reader import TableReader
 from fedtilt.data.tables.schema import Schema
+from fedtilt.data.tables.text_values import to_number, yes_no_values
 from fedtilt.data.tables.values import (
     class_numbers,
     classes_problem,
     common_classes,
+    read_column,
     read_names,
     read_target,
-    read_values,
-    to_number,
 )
 from fedtilt.errors import InputError
 
@@ -247,7 +246,7 @@ def by_time(time: np.ndarray, count: int) -> np.ndarray:
 
 
 def _times(reader: TableReader, name: str) -> np.ndarray:
-    cells = read_values(reader, name)
+    cells = read_column(reader, name)
     if cells.kind not in ("date", "number") or cells.values is None:
         raise InputError(f"split_time = {name!r} is a {cells.kind} in {reader.name}; name a column of dates or numbers")
     missing = np.flatnonzero(np.isnan(cells.values))

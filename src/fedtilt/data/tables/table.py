@@ -21,7 +21,7 @@ from fedtilt.data.tables.rows import LabelledRows, label_rows
 from fedtilt.data.tables.schema import Column, Schema, read_schema
 from fedtilt.data.tables.settings import ROLES, Files, TableSettings
 from fedtilt.data.tables.summary import SiteSummary, summarise_sites
-from fedtilt.data.tables.values import read_names, read_values
+from fedtilt.data.tables.values import read_column, read_names
 from fedtilt.errors import InputError
 
 
@@ -285,7 +285,7 @@ def _codes(groups: Mapping[str, tuple[np.ndarray, tuple[str, ...]]], rows: np.nd
 
 def _weights(reader: TableReader, name: str) -> np.ndarray:
     """The weights of all rows: numbers ≥ 0."""
-    values = read_values(reader, name, Column(name=name, kind="number")).values
+    values = read_column(reader, name, Column(name=name, kind="number")).values
     assert values is not None
     bad = np.flatnonzero(~(values >= 0))
     if len(bad):
