@@ -55,13 +55,7 @@ class BadCells(InputError):
     def __init__(
         self, reader: TableReader, column: str, cells: Mapping[int, str], rule: str, remedy: str | None = None
     ) -> None:
-        """Args:
-        reader: the table
-        column: the name of the column
-        cells: the texts by row
-        rule: what the cells of the column are
-        remedy: what to do; default: correct the cell, or drop the column
-        """
+        """`cells` are texts by row, `rule` says what the cells of the column are."""
         position, cell = next(iter(cells.items()))
         remedy = remedy or (
             f"correct the cell or empty it, or leave the column out: drop = [{column!r}] (data.drop in a spec)"
@@ -108,9 +102,7 @@ def join_spellings(counts: Mapping[str, int], apart: Collection[str] | None = No
     >>> join_spellings({"North": 7, "NORTH": 2, "a": 3, "A": 2})
     {'North': 9, 'a': 3, 'A': 2}
 
-    Args:
-        counts: of each name
-        apart: spellings that stay apart; default: single letters, such as genotypes
+    Spellings in `apart` are not joined; default: single letters, such as genotypes.
     """
     joined: dict[str, dict[str, int]] = {}
     for name, count in counts.items():

@@ -18,15 +18,10 @@ def encode(
     reader: TableReader, schema: Schema, parts: Sequence[np.ndarray],
     inspect: Callable[[Column, ColumnValues], None] | None = None,
 ) -> list[np.ndarray]:  # fmt: skip
-    """The model's input for these parts of the rows, float32.
+    """The model's input for these parts of the rows, float32; a part is ascending positions, as of the test rows.
 
-    A few columns are read at a time, so that a large file is not in memory twice.
-
-    Args:
-        reader: the table
-        schema: what its columns are
-        parts: ascending positions of rows, such as those of training and test rows
-        inspect: called with each feature while its values are in memory
+    A few columns are read at a time, so that a large file is not in memory twice. `inspect` is called with each feature
+    while its values are in memory.
     """
     matrices = [np.empty((len(part), len(schema.inputs)), np.float32) for part in parts]
     features = [column for column in schema.columns if column.is_feature]

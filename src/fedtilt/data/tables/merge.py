@@ -29,11 +29,9 @@ _MOST_SPREAD = 5.0  # of the deviation of all sites, by one of them, in deviatio
 
 
 def merge(summaries: Sequence[SiteSummary], schema: Schema | None = None) -> Schema:
-    """One schema for all sites; raise InputError, which names the site and what differs, if one does not fit.
+    """One schema for all sites, of what is known already and what they send, in an order that does not change.
 
-    Args:
-        summaries: the sites' summaries, in an order that does not change
-        schema: what is known already; it goes before what the sites send
+    Raises InputError, which names the site and what differs, if one does not fit.
     """
     schema = schema or Schema(columns=())
     for site, reason in misfits(summaries, schema).items():

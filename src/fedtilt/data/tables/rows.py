@@ -37,16 +37,10 @@ def label_rows(
     reader: TableReader, schema: Schema, site: int | None, test_share: float | None, seed: int,
     drop_unlabelled: bool = False, leave_out: Sequence[str] = (),
 ) -> LabelledRows:  # fmt: skip
-    """Read the columns that are no features, and split the rows.
+    """Read the columns that are no features of a site's rows, or of all, and split the rows.
 
-    Args:
-        reader: the table
-        schema: what its columns are
-        site: whose rows these are; None: those of all
-        test_share: the share of each client's rows that is test data
-        seed: the seed that draws them
-        drop_unlabelled: whether rows without a label are neither training nor test data
-        leave_out: clients whose rows are neither; the numbers of the others are as with them
+    Rows without a label, with `drop_unlabelled`, and those of clients in `leave_out` are neither training nor test
+    data; the numbers of the other clients do not change.
     """
     test_share = check_test_share(test_share, seed, given=schema.split is not None)
     if len(reader) < 2:

@@ -185,13 +185,7 @@ def summarise_sites(
     """The summaries of sites whose rows are in one table, of the columns that the schema does not describe in full.
 
     Each site's own rows tell categories, free text and identifiers apart; other kinds are inferred from all rows.
-
-    Args:
-        reader: the table
-        names: the columns that may be features
-        rows: the positions of each site's training rows
-        classes: the names of each site's classes
-        schema: what is known already
+    `names` are the columns that may be features, `rows` the positions of each site's training rows.
     """
     known = {column.name: column for column in schema.columns}
     min_count, joins = schema.min_count, reader.files.ignore_case is None

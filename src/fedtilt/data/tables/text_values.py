@@ -116,9 +116,7 @@ class DateTexts(NamedTuple):
 def read_dates(texts: Sequence[str], known: str | None = None) -> DateTexts:
     """Each text in the first format that reads it; of month/day and day/month, in the one that reads more texts.
 
-    Args:
-        texts: different texts
-        known: the formats to try beside ISO's; default: the usual ones
+    Formats are those `known` and ISO's; default: the usual ones.
 
     >>> read_dates(["2026-01-31", "31.1.2026", "soon"]).days.tolist()
     [20484.0, 20484.0, nan]
@@ -210,16 +208,13 @@ def is_code(value: float) -> bool:
 
 
 def find_codes(values: np.ndarray) -> tuple[float, ...]:
-    """The numbers that certainly stand for missing cells: codes in several rows, far from all other numbers.
+    """The sorted numbers that certainly stand for missing cells: codes in several rows, far from all others.
 
     Far is further from them than they are from each other; a code of −99 or less is also far from numbers of which none
     is negative.
 
     >>> find_codes(np.array([-999.0] * 3 + [1.2, 3.4, 5.0, 7.7, 9.1] + [9999.0] * 3))
     (-999.0, 9999.0)
-
-    Args:
-        values: sorted, without NaN
     """
     low, high = 0, len(values)
     codes: dict[float, int] = {}  # and their rows

@@ -19,11 +19,7 @@ from fedtilt.errors import InputError
 def read_column(reader: TableReader, name: str, known: Column | None = None, *, finite: bool = True) -> ColumnValues:
     """The values of a column; raise InputError, which names the row, if a cell is not of its kind.
 
-    Args:
-        reader: the table
-        name: the column
-        known: what is known of the column; None: all is inferred
-        finite: whether an infinite number raises here; False: the caller calls `check_finite`
+    Without `finite`, an infinite number does not raise: the caller calls `check_finite`.
     """
     kind = None if known is None else known.kind
     if kind in ("ignore", "identifier"):
@@ -83,10 +79,7 @@ def _without_codes(found: ColumnValues, known: Column | None) -> ColumnValues:
 def read_names(reader: TableReader, name: str, *, gaps: bool = False) -> tuple[np.ndarray, tuple[str, ...]]:
     """A column of names, such as labels or clients, as numbers 0, 1, …, and the sorted names.
 
-    Args:
-        reader: the table
-        name: the column
-        gaps: whether a row may have no name, which is −1; otherwise it is an error
+    With `gaps`, a row may have no name, which is −1; otherwise it is an error.
     """
     column = reader.read(name)
     if pa.types.is_boolean(column.type):
