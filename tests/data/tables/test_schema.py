@@ -162,6 +162,13 @@ def test_a_schema_file_is_read_back_and_edited(tmp_path):
     assert table(frame, schema=kinds).schema == data.schema
 
 
+@pytest.fixture(scope="module")
+def with_schema():
+    frame = patients()
+    frame.loc[0, "ward"] = None
+    return frame, table(frame, target="diagnosis").schema.text()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -188,10 +195,9 @@ def test_a_schema_file_is_read_back_and_edited(tmp_path):
         (lambda s: s["columns"].update(admitted={"kind": "number"}), "column 'admitted' of DataFrame is a date, not"),
     ],
 )  # fmt: skip
-def test_bad_schemas_are_refused(tmp_path, change, message):
-    frame, path = patients(), tmp_path / "schema.json"
-    frame.loc[0, "ward"] = None
-    schema = table(frame, target="diagnosis").schema.to_json()
+def test_bad_schemas_are_refused(tmp_path, with_schema, change, message):
+    (frame, text), path = with_schema, tmp_path / "schema.json"
+    schema = json.loads(text)
     change(schema)
     path.write_text(json.dumps(schema))
     with pytest.raises(InputError) as error:
