@@ -51,7 +51,10 @@ WRONG_VALUES = [
     ),
     (["outliers.redraw=never"], r"outliers.redraw = 'never' is not possible; give one of round, once"),
     (["outliers.flip_to=far"], r"outliers.flip_to = 'far' is not possible; give one of client, any, nearest, pairs"),
-    (["outliers.flip_to=any", "outliers.pairs.3=5"], r"outliers.pairs = {'3': '5'} does not apply to outliers.flip_to"),
+    (
+        ["outliers.flip_to=any", "outliers.pairs.3=5"],
+        r"outliers.pairs = {'3': '5'} has no effect with outliers.flip_to",
+    ),
     (["outliers.pairs=[3, 5]"], r"outliers.pairs = \[3, 5\] is not possible; give a table of class names"),
     (["outliers.kind=corruptions", "outliers.strength=2"], r"outliers.strength = 2.0 is not a share"),
     (["model.name=resnet"], r"model.name = 'resnet' is not possible; give one of logistic, mlp, cnn"),
@@ -134,7 +137,7 @@ WRONG_VALUES = [
     (["methods.ditto.name=fedavg"], r"two methods are named 'fedavg'"),
     (
         ["methods.fedavg.alpha=1"],
-        r"methods.fedavg.alpha = 1 is not a setting of preset 'fedavg', which takes objective, personal",
+        r"methods.fedavg.alpha = 1 is not a setting of preset 'fedavg', but of a component: write correction = {",
     ),
     (["methods.fedtilt.lam="], r"methods.fedtilt.lam is missing; preset 'fedtilt' needs tau and lam"),
     (
@@ -147,7 +150,7 @@ WRONG_VALUES = [
     (["train.zzz=5"], r"train.zzz = 5 is not a key of a spec; choose one of rounds, participation"),
     (
         ["methods.fedtilt.lamb=5"],
-        r"methods.fedtilt.lamb = 5 is not a key of a spec; did you mean methods.fedtilt.lam\?",
+        r"methods.fedtilt.lamb = 5 is not a setting of preset 'fedtilt'; did you mean methods.fedtilt.lam\?",
     ),
     (["methods.krum.q=5"], r"'methods.krum.q=5' names an unknown method; the methods are fedavg, ditto, fedtilt"),
     (["training.rounds=5"], r"'training.rounds=5' names an unknown table; the tables are data, clients"),
@@ -197,7 +200,7 @@ def test_a_wrong_value_is_one_error_message(overrides, message):
         ("[[methods]]\npreset = 5\n", "methods.5.preset = 5 is not possible; give a method of"),
         (
             ONE + "tua = 1\n",
-            "methods.fedavg.tua = 1 is not a setting of preset 'fedavg'; did you mean methods.fedavg.tau?",
+            "methods.fedavg.tua = 1 is not a setting of preset 'fedavg', which takes objective, personal, ",
         ),
         (ONE + ONE, "two methods are named 'fedavg'; give one of them another name="),
         ("[trian]\nrounds = 5\n" + ONE, "trian = {'rounds': 5} is not a key of a spec; did you mean train?"),
