@@ -100,7 +100,11 @@ class Outliers:
 
     def to_json(self) -> dict[str, Any]:
         """The settings for the record of a run; some are part of it only if they are not the default."""
-        defaults = {"redraw": "round", "flip_to": "client" if self.kind == "flips" else None, "pairs": {}}
+        defaults: dict[str, Any] = {
+            "redraw": "round",
+            "flip_to": "client" if self.kind == "flips" else None,
+            "pairs": {},
+        }
         return {key: value for key, value in asdict(self).items() if value != defaults.get(key, ...)}
 
 
