@@ -2,21 +2,24 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import isinf
 from typing import Any
 
 import torch
 
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.scores import client_scores
-from fedtilt.report.compare import Metric, best_methods, metrics_of
+from fedtilt.report.compare import Metric, best_methods, metrics_of, rare_class
 from fedtilt.report.figure import Figure, Style, capitalise, figure_layout, line, plotly_text, round4, trace
 from fedtilt.report.heat_map import heat_map
 from fedtilt.report.run_reader import Run, SeedRun
+from fedtilt.report.verdict import gains_of
 
 MAX_METHODS = 8  # the best, in every figure
 MAX_BANDS = 6  # with more methods, the bands cover each other
 MAX_POINTS = 1000  # clients per method among the sorted clients
 BINS = 20  # of the histogram
+GAIN_SYMBOLS = ("circle", "diamond", "square")
 
 
 def build_figures(run: Run, styles: dict[str, Style]) -> dict[str, list[Figure]]:
@@ -24,7 +27,7 @@ def build_figures(run: Run, styles: dict[str, Style]) -> dict[str, list[Figure]]
     methods = best_methods(run, MAX_METHODS)
     return {
         "curves": [learning_curve(run, methods, styles, metric) for metric in metrics_of(run)[:3]],
-        "clients": [sorted_clients(run, methods, styles), histogram(run, methods, styles)],
+        "clients": [sorted_clients(run, methods, styles), histogram(run, methods, styles), *who_gains(run, methods)],
         "classes": [heat_map(run, methods)],
     }
 
@@ -142,6 +145,57 @@ def _sample_sorted(count: int) -> list[int]:
     low, high = MAX_POINTS // 5, MAX_POINTS // 20
     between = torch.linspace(low, count - high - 1, MAX_POINTS - low - high).round().long().tolist()
     return sorted({*range(low), *between, *range(count - high, count)})
+
+
+def who_gains(run: Run, methods: Sequence[str]) -> list[Figure]:
+    """The difference of every client to its model alone, and to pooled rows, by the best method; or nothing.
+
+    A run that has not stored its predictions, or has no such baseline, has no figure.
+    """
+    stored, best = run.predictions[0], best_methods(run, 1)[0]
+    against = [name for name in run.baselines if name in stored and (name == "local" or name.startswith("pooled"))]
+    if best not in stored or not against or rare_class(run) is not None:
+        return []
+    data, rows = [], []
+    for name, symbol in zip(against, GAIN_SYMBOLS, strict=False):
+        gains = gains_of(run, best, name)
+        clients = sorted(gains.clients, key=lambda client: client.difference)
+        clients = [clients[i] for i in _sample_sorted(len(clients))]
+        rows += [(best, name, *client, client.outcome) for client in clients]
+        spans = [  # one error has no interval
+            (None, None) if isinf(c.high) else (round4(c.high - c.difference), round4(c.difference - c.low))
+            for c in clients
+        ]
+        data.append(
+            {
+                "type": "scatter", "mode": "markers", "name": plotly_text(name), "meta": {"against": name},
+                "x": [round4(100 * (i + 0.5) / len(clients)) for i in range(len(clients))],
+                "y": [round4(c.difference) for c in clients],
+                "text": [f"client {plotly_text(c.client)}, {c.samples} samples: {c.outcome}" for c in clients],
+                "error_y": {
+                    "type": "data", "symmetric": False, "thickness": 1, "width": 0,
+                    "array": [up for up, _ in spans], "arrayminus": [down for _, down in spans],
+                },
+                "marker": {"symbol": symbol, "size": 6},
+                "visible": True if name == against[0] else "legendonly",
+                "hovertemplate": "%{text}, %{y:.1f}<extra>%{fullData.name}</extra>",
+            }
+        )  # fmt: skip
+    unit = "points" if run.score.unit == "%" else run.score.title
+    layout = figure_layout(
+        _clients_height(methods), against, xaxis={"title": {"text": "share of clients (%)"}, "range": [-2, 102]},
+        yaxis={"title": {"text": f"{plotly_text(best)} minus the other ({unit})"}},
+    )  # fmt: skip
+    note = (
+        f"The difference of every client by {best} to its model alone, and to pooled rows, with a 95 % interval of its "
+        "test samples (Bonett and Price); above 0 the client gains. Click a name to show it."
+    )
+    return [
+        Figure(
+            name="gains", title="Who gains", note=note, data=data, layout=layout,
+            columns=("method", "against", "client", "samples", "difference", "low", "high", "outcome"), rows=rows,
+        )
+    ]  # fmt: skip
 
 
 def histogram(run: Run, methods: Sequence[str], styles: dict[str, Style]) -> Figure:
