@@ -50,7 +50,7 @@ def digest(*results: Mapping[str, Any]) -> str:
     found = hashlib.sha256()
     for result in results:
         if isinstance(result, ft.Result):  # and not some of its methods
-            found.update(repr([(name, r.history) for name, r in result._shown.items() if name not in result]).encode())
+            found.update(repr([(name, r.history) for name, r in result.shown.items() if name not in result]).encode())
         for name, r in result.items():
             states = [dict(r._client_states.get(owner)) for owner in r._client_states.owners() if owner[0] == name]
             tensors = {f"{i}/{key}": t for i, state in enumerate([r._server, *states]) for key, t in state.items()}
