@@ -15,7 +15,7 @@ from fedtilt.data import Column, Dataset, Federation, Outliers, Schema
 from fedtilt.data.partition import split_validation
 from fedtilt.data.tables.reader import Source, TableReader, open_reader
 from fedtilt.data.tables.summary import SiteSummary
-from fedtilt.data.tables.values import class_numbers, read_names, read_values
+from fedtilt.data.tables.values import class_numbers, read_column, read_names
 from fedtilt.data.targets import NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.flower.task import NodeConfig, Task
@@ -266,7 +266,7 @@ def _number(name: str) -> Column:
 
 def _can_read(reader: TableReader, column: Column) -> bool:
     try:
-        read_values(reader, column.name, column)
+        read_column(reader, column.name, column)
     except InputError:
         return False
     return True
