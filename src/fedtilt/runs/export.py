@@ -13,7 +13,7 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.files import interpreting, write_tensors
 from fedtilt.models import ModelSource, build_exported, exported_shape
-from fedtilt.parts import LAST_LAYER, Tensors, match_names, named_pieces
+from fedtilt.parts import Tensors, match_names, named_pieces
 from fedtilt.runs.onnx_file import write_onnx
 from fedtilt.runs.trained_run import TrainedRun, read_trained_run
 
@@ -42,9 +42,7 @@ class Export(NamedTuple):
     def write(self, path: Path, model: ModelSource | str | None = None) -> float | None:
         """Write a safetensors file, or an ONNX file; of the latter, return how much ONNX Runtime differs from PyTorch.
 
-        Args:
-            path: the file
-            model: see `models.load`; an ONNX file needs the model itself
+        An ONNX file needs the model itself: `model` is as in `models.load`.
         """
         if path.suffix == ".safetensors":
             write_tensors(path, self.tensors, self.metadata)
@@ -70,17 +68,10 @@ def export_model(
     trained_only: bool = False,
     round: int | None = None,
 ) -> Export:
-    """A trained model of a run, after the round of its last checkpoint.
+    """A trained model of a run, after the round of its last checkpoint, or of the one of `round`; see `ft.load`.
 
-    A damaged checkpoint raises InputError; the one before it is exported only on request.
-
-    Args:
-        folder: the run folder, or the folder of a site, whose model it then is
-        method: the name of the method; None: the only one of the run
-        client: number or name of a client, for the model that it uses; None: the shared model
-        seed: which seed of the run; None: the first
-        trained_only: without what training did not change: frozen parameters, and parts that have their initial values
-        round: the round of a checkpoint; None: of the last
+    A damaged checkpoint raises InputError; the one before it is exported only on request. With `trained_only`, without
+    what training did not change: frozen parameters, and parts that have their initial values.
     """
     return export_of(read_trained_run(Path(folder), seed, round), method, client, trained_only=trained_only)
 
@@ -92,7 +83,7 @@ def export_of(
     with interpreting(Path(run.source)):
         method, number = run.method(method), run.client_number(client)
         server, kept = run.server[method], _client_state(run, method, number)
-        own = local_names(run.fingerprint["methods"][method])  # beside those of the run
+        own = (run.fingerprint["methods"][method].get("local") or {}).get("names", [])  # beside those of the run
         local = [*run.fingerprint["local"], *match_names(own, run.fingerprint["model"])]
         fingerprint = {**run.fingerprint, "local": local}
         description = {key: value for key, value in run.description.items() if key not in _NOT_EXPORTED}
@@ -124,12 +115,6 @@ def state_dict(
 ) -> dict[str, Tensor]:
     """The tensors of `export_model`, as `load_state_dict` takes them."""
     return export_model(folder, method, client, seed).tensors
-
-
-def local_names(method: Mapping[str, Any]) -> list[str]:
-    """The patterns of the parameters that stay on their client, of a method in a fingerprint of any version."""
-    local = method.get("local", [])
-    return list(local.get("names", [LAST_LAYER]) if isinstance(local, dict) else local)
 
 
 def _client_state(run: TrainedRun, method: str, number: int | None) -> Tensors:

@@ -47,12 +47,7 @@ class _Figures(NamedTuple):
 
 
 def model_card(run: TrainedRun, export: Export) -> str:
-    """The card of an exported model, as Markdown.
-
-    Args:
-        run: the run
-        export: what `export_of` returned for it
-    """
+    """The card of an exported model of a run, as Markdown."""
     fingerprint, description = run.fingerprint, run.description
     number = None if export.client is None else client_number(export.client, run.clients)
     sections = [_title(run, export), _data(fingerprint, description), _training(fingerprint, export.method)]
@@ -72,12 +67,7 @@ def write_export(
 ) -> tuple[Path, float | None]:
     """Write an export and its card; return the path of the card, and how much an ONNX file differs from PyTorch.
 
-    Args:
-        run: the run
-        export: what `export_of` returned for it
-        path: the file, model.safetensors or model.onnx; the card is model.md beside it
-        model: see `Export.write`
-        force: whether to replace existing files
+    The card of model.onnx is model.md beside it. `force` replaces existing files.
     """
     card, text = path.with_suffix(".md"), model_card(run, export).encode()
     if path.exists() and not force:
@@ -90,13 +80,7 @@ def write_export(
 
 
 def write_hub_folder(run: TrainedRun, export: Export, folder: Path) -> list[Path]:
-    """Write a model as a folder for the Hugging Face Hub: model.safetensors, config.json, and the card as README.md.
-
-    Args:
-        run: the run
-        export: what `export_of` returned for it
-        folder: a new or empty folder
-    """
+    """Write a new folder for the Hugging Face Hub: model.safetensors, config.json, and the card as README.md."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} is not empty; choose a new folder")
     classes = "target" not in export.metadata
@@ -128,9 +112,8 @@ def _title(run: TrainedRun, export: Export) -> str:
         f"# Model card: {kind} of {_text(export.method)}",
         f"Trained by federated learning with fedtilt {run.version}, exported after round {export.round} of {rounds}; "
         f"{count:,} parameters.",
+        f"```\n{run.fingerprint['architecture']}\n```",
     ]
-    if "architecture" in run.fingerprint:  # not in deployments of earlier versions
-        lines.append(f"```\n{run.fingerprint['architecture']}\n```")
     if "threshold" in export.metadata:
         lines.append(f"Decision: {Threshold.from_json(json.loads(export.metadata['threshold'])).in_words()}.")
     if export.sources:

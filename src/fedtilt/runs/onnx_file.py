@@ -21,15 +21,9 @@ _TOLERANCE = 1e-4  # of the outputs, relative to the largest
 def write_onnx(
     path: str | os.PathLike[str], model: nn.Module, example: Tensor, metadata: Mapping[str, str] | None = None
 ) -> float:
-    """Write a model as an ONNX file, and return the largest difference between ONNX Runtime and PyTorch.
+    """Write a model and texts as an ONNX file, and return the largest difference between ONNX Runtime and PyTorch.
 
-    The input is named `input` and the output `output`; batches may have any size.
-
-    Args:
-        path: the file to write
-        model: the model
-        example: a batch of at least two samples
-        metadata: texts to store in the file
+    The input is named `input` and the output `output`; batches may have any size. `example` has at least two samples.
     """
     # torch.onnx needs the last
     onnx, runtime, _ = (import_extra(n, "an ONNX file", "onnx") for n in ("onnx", "onnxruntime", "onnxscript"))

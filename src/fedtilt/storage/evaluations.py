@@ -151,13 +151,9 @@ class Evaluations(EvaluationHistory):
     def restore(
         self, last: int, methods: Collection[str], evaluates: Callable[[int], bool], notice: Callable[[str], None]
     ) -> None:
-        """Read the history up to a round, and delete everything else.
+        """Read the history up to a round, and delete everything else: also the rounds that the run does not evaluate.
 
-        Args:
-            last: the round
-            methods: names of the methods
-            evaluates: whether the run evaluates a round; other evaluations are deleted
-            notice: called with a message about each damaged line or file
+        `notice` is called with a message about each damaged line or file.
         """
         lines = self.read_lines()
         problems = self.problems(lines, methods)
