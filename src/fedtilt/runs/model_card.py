@@ -211,27 +211,20 @@ def _performance(by_group: Mapping[str, _Figures], clients: Sequence[str]) -> st
 
 
 def _rows(title: str, names: Sequence[str], figures: _Figures, dim: int) -> str:
-    """A table by client (`dim` 1 is summed) or by group (`dim` 0)."""
-    sums, total = figures.sums.sum(dim), figures.total.sum(dim)
+    """A table by client (`dim` 1 is summed) or by group (`dim` 0); of many, the worst."""
+    sums, total, scores = figures.sums.sum(dim), figures.total.sum(dim), scores_of(figures.sums)
     present = [i for i in range(len(total)) if total[i] > 0]
-    scores = scores_of(figures.sums)
-    if scores[0] is not ACCURACY:
-        main, *_ = values = [score.values(sums, total.clamp(min=1)).tolist() for score in scores]
-        shown = _worst(present, key=main if scores[0].higher_is_better else [-value for value in main])
-        rows = [[names[i], *(f"{of_score[i]:.4g}" for of_score in values), int(total[i])] for i in shown]
-        table = _table([title, *(f"{s.title}{f', {s.unit}' * bool(s.unit)}" for s in scores), "test samples"], rows)
-    else:
-        accuracy = (100 * sums.double() / total.clamp(min=1)).tolist()
-        shown = _worst(present, key=accuracy)
-        rows = [[names[i], _percent(int(sums[i]), int(total[i])), int(total[i])] for i in shown]
-        table = _table([title, "accuracy", "test samples"], rows)
-    more = f"\n\nThe {_MAX_ROWS} worst of {len(present):,}." if len(present) > _MAX_ROWS else ""
-    return table + more
-
-
-def _worst(positions: list[int], key: Sequence[float]) -> list[int]:
-    """All positions, or the worst if there are many."""
-    return positions if len(positions) <= _MAX_ROWS else sorted(positions, key=lambda i: key[i])[:_MAX_ROWS]
+    main, *_ = values = [score.values(sums, total.clamp(min=1)).tolist() for score in scores]
+    worst = sorted(present, key=lambda i: main[i] if scores[0].higher_is_better else -main[i])[:_MAX_ROWS]
+    is_long = len(present) > _MAX_ROWS
+    columns, rows = [title, *(f"{s.title}{f', {s.unit}' * bool(s.unit)}" for s in scores)], []
+    for i in worst if is_long else present:
+        cells = [f"{of_score[i]:.4g}" for of_score in values]
+        if scores[0] is ACCURACY:
+            columns, cells = [title, "accuracy"], [_percent(int(sums[i]), int(total[i]))]
+        rows.append([names[i], *cells, int(total[i])])
+    more = f"\n\nThe {_MAX_ROWS} worst of {len(present):,}." if is_long else ""
+    return _table([*columns, "test samples"], rows) + more
 
 
 def _percent(correct: int, total: int) -> str:

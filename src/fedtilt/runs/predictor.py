@@ -20,8 +20,7 @@ from fedtilt.evaluation.threshold import Threshold
 from fedtilt.files import interpreting, read_metadata, read_tensors, reading
 from fedtilt.imports import import_extra
 from fedtilt.models import ModelSource, build_exported, exported_shape, logits
-from fedtilt.runs.export import export_model
-from fedtilt.runs.onnx_file import read_onnx
+from fedtilt.runs.export import export_model, read_onnx
 from fedtilt.text_tables import csv_text
 
 _BATCH = 1024  # rows of a forward pass
