@@ -26,11 +26,9 @@ def recorded_settings(methods: Sequence[Method], settings: TrainSettings) -> dic
     without = ["device", "workers", "stack_size", "cluster", "cluster_timeout", "baselines"]
     without += ["init"]  # where it starts from is part of the fingerprint by its values
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    values["eval_every"] = settings.eval_interval
     train = {name: _to_json(value) for name, value in values.items() if name not in without and value is not None}
-    return {
-        "methods": {m.name: _method_settings(m) for m in methods},
-        "train": train | {"eval_every": settings.eval_interval},
-    }
+    return {"methods": {m.name: _method_settings(m) for m in methods}, "train": train}
 
 
 def _method_settings(method: Method) -> dict[str, Any]:
