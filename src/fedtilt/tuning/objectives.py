@@ -15,7 +15,8 @@ from fedtilt.data import Federation
 from fedtilt.errors import InputError
 from fedtilt.evaluation.decision_metrics import METRICS
 from fedtilt.evaluation.groups import group_names
-from fedtilt.evaluation.metrics import SCORES, GroupCounts, Metrics, Score, compute_group_metrics, compute_metrics
+from fedtilt.evaluation.metrics import GroupCounts, Metrics, compute_group_metrics, compute_metrics
+from fedtilt.evaluation.scores import TASK_SCORES, Score
 from fedtilt.evaluation.weighted_predictions import PredictedClasses, Weighted
 
 GROUP = "group:"  # before the name of a grouping
@@ -85,14 +86,6 @@ class Objective:
         return value - other if self.higher_is_better else other - value
 
 
-_TASK_SCORES = {  # the main one first
-    CLASSIFICATION: ("accuracy",),
-    REGRESSION: ("mae", "rmse"),
-    "language": ("loss", "perplexity", "token_accuracy"),
-    "multilabel": ("label_accuracy", "exact_match", "micro_f1", "loss"),
-}
-
-
 def _objectives(scores: Sequence[Score]) -> dict[str, Objective]:
     """By name: the scores, and the worst clients and both fairnesses by the first of them."""
     main, spread = scores[0], scores[0].spread_unit
@@ -109,7 +102,7 @@ def _mean(score: str, table: ScoreTable) -> float:
     return table.metrics.value(score)
 
 
-OBJECTIVES = {task: _objectives([SCORES[name] for name in names]) for task, names in _TASK_SCORES.items()}
+OBJECTIVES = {task: _objectives(scores) for task, scores in TASK_SCORES.items()}  # the main one first
 
 
 def _of_outputs(metric: str, table: ScoreTable) -> float:
