@@ -1,4 +1,4 @@
-"""Keys without effect: refused where the user gives them, left out of built-in specs and of the specs of runs."""
+"""Keys without effect: refused where the user gives them, left out of built-in specs."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def test_keys_of_a_built_in_spec_are_left_out_where_they_lose_their_effect(tmp_p
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["clients.count=5"], "clients.count = 5 has no effect here: 'toy-1' has 2 clients of its own; leave it out"),
+        (["clients.count=5"], "clients = 5 differs from the 2 clients that 'toy-1' has of its own; leave it out"),
         (["clients.partition=", "clients.classes_per_client=1"], "clients.classes_per_client = 1 has no effect here"),
         (["train.buffers=average"], "buffers = 'average' has no effect here: the model has no buffers that change"),
         (
@@ -65,7 +65,7 @@ def test_keys_of_a_built_in_spec_are_left_out_where_they_lose_their_effect(tmp_p
         ),
         (
             ["outliers.kind=flips", "clients.validation_outliers=true"],
-            "clients.validation_outliers = True has no effect here; set clients.validation, or leave it out",
+            "clients.validation_outliers = True has no effect here; set validation, or leave it out",
         ),
     ],
 )

@@ -41,13 +41,12 @@ def run_spec(
     note: Mapping[str, Any] | None = None,
 ) -> dict[int, Result]:
     """Train a spec in a new folder, one seed after another; the results by seed. run.json gets the keys of `note`."""
-    from fedtilt.spec import check_clients_used, dump
+    from fedtilt.spec import dump
 
     folder = Path(out)
     check_out_folder(folder, may_resume=False)
     # a wrong device, data set, model or cluster is an error before the folder is created
     first = prepare_seed(spec, spec.seed, folder)
-    check_clients_used(spec, first.federation)
     check_effects(first)
     check_cluster_of_new_run(first.settings, folder)
     with locked(folder):
