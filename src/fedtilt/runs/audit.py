@@ -36,12 +36,12 @@ def audit_run(folder: Path, method: str | None = None, seed: int | None = None) 
 
     `method` is the one that judges; None: the one with the smallest lam, and of equals the first.
     """
+    seed, run_folder, state = open_state(folder, seed)
     if read_record(folder).get("runner") == "flower":
         raise InputError(f"{folder} was trained on Flower sites; the audit of samples is on the sites, in suspects.csv")
     spec = spec_of(folder)
     if spec.task == "regression":
         raise InputError(f"an audit finds wrong labels, and the targets of {folder} are numbers; there is none for it")
-    seed, run_folder, state = open_state(folder, seed)
     fingerprint = read_fingerprint(run_folder.folder / "fingerprint.json")
     if not fingerprint["train"].get("audit"):
         raise InputError(f"{folder} has no data for an audit; train it again with --audit (train.audit = true)")
