@@ -11,25 +11,29 @@ import typer
 from rich.table import Table
 
 from fedtilt.cli.console import Console, echo, escape, fits, text_table
+from fedtilt.cli.options import RunFolder, SeedOfRun
 from fedtilt.data.groups import in_words
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.decision_metrics import METRICS
+from fedtilt.evaluation.gains import client_gains
 from fedtilt.evaluation.intervals import NO_SAMPLES, Estimate
-from fedtilt.evaluation.metrics import scores_of
 from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame
 from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.evaluation.scores import scores_of
 from fedtilt.evaluation.true_spread import client_estimates, true_spread, true_spread_in_clients
 from fedtilt.files import write_bytes
 from fedtilt.report.run_reader import read_thresholds
 from fedtilt.runs.predictions import read_or_predict
+from fedtilt.storage.predictions import read_predictions
 from fedtilt.storage.provenance import seed_folder
+from fedtilt.storage.run_folder import baselines_folder
 from fedtilt.text_tables import csv_text
 
 _MAX_ROWS = 40  # groups in a table
 
 
 def metrics(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
+    folder: RunFolder,
     by: Annotated[
         str | None,
         typer.Option(metavar="WHAT", help="By client, class or a column of groups, and the gaps between them."),
@@ -44,7 +48,7 @@ def metrics(
     method: Annotated[
         list[str] | None, typer.Option("--method", metavar="NAME", help="Only this method; repeatable.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed of the run (default: the first).")] = None,
+    seed: SeedOfRun = None,
     confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
     resamples: Annotated[int, typer.Option(help="Of the bootstrap; 0: only exact intervals.")] = 1000,
     csv: Annotated[
@@ -88,6 +92,12 @@ def metrics(
     for name, predictions in run.by_method.items():
         for line in _beyond_chance(predictions, by, confidence):
             console.print(escape(f"{name}: {line}"))
+    if by == CLIENT:
+        alone = read_predictions(baselines_folder(seed_folder(folder, run.seed)), run.round).get("local")
+        if alone is not None:
+            for name, predictions in run.by_method.items():
+                gains = client_gains(predictions, alone, "local", confidence)
+                console.print(escape(f"{name}: {gains.in_words('every client alone')}"))
     if csv is not None:
         write_bytes(csv, _csv(frames, by).encode())
         echo(f"wrote {csv}")

@@ -7,8 +7,8 @@ from rich.table import Table
 
 from fedtilt.cli.console import escape, fits, plural, text_table
 from fedtilt.data.groups import in_words
-from fedtilt.evaluation.metrics import ACCURACY, SCORES, others_of
 from fedtilt.evaluation.round_metrics import RoundMetrics
+from fedtilt.evaluation.scores import ACCURACY, SCORES, others_of
 from fedtilt.report import compare
 from fedtilt.report.compare import Cell, GroupTable, Metric, Worst, comparison_cells, overview_metrics
 from fedtilt.report.run_reader import Run
@@ -26,25 +26,24 @@ def comparison_table(run: Run, width: int) -> Group:
     metrics = overview_metrics(run)
     cells = comparison_cells(compare.comparison_table(run, "evaluated"), metrics)
     worst = {method: worst_texts(run, method) for method in run.methods} if compare.knows_chance(run) else {}
-    fails = ["fails most\nclient", f"\n{escape(run.group)}"] if worst else []
-    full = text_table(["method"], [*map(_title, metrics), *fails])
-    for method, row in cells.items():
-        full.add_row(escape(method), *_texts(row), *(text or "none" for text in worst.get(method, ())))
-    _add_baselines(full, run, metrics)
+
+    def build(count: int, worst_columns: Sequence[str] = ()) -> Table:
+        table = text_table(["method"], [*map(_title, metrics[:count]), *worst_columns])
+        for method, row in cells.items():
+            fails = [text or "none" for text in worst[method]] if worst_columns else []
+            table.add_row(escape(method), *_texts(row[:count]), *fails)
+        _add_baselines(table, run, metrics[:count])
+        return table
+
+    full = build(len(metrics), ["fails most\nclient", f"\n{escape(run.group)}"] if worst else ())
     if fits(full, width):
         return Group(full)
     lines = []
     for method, (client, group) in worst.items():
         failing = [f"client {client}"] * bool(client) + [f"{escape(run.group)} {group}"] * bool(group)
         lines.append(f"[bold]{escape(method)}[/] fails most: {', '.join(failing) or 'nowhere'}")
-    for count in range(len(metrics), 0, -1):
-        narrower = text_table(["method"], map(_title, metrics[:count]))
-        for method, row in cells.items():
-            narrower.add_row(escape(method), *_texts(row[:count]))
-        _add_baselines(narrower, run, metrics[:count])
-        if fits(narrower, width):
-            break
-    return Group(narrower, *lines, "")
+    narrower = (build(count) for count in range(len(metrics), 1, -1))
+    return Group(next((table for table in narrower if fits(table, width)), build(1)), *lines, "")
 
 
 def _add_baselines(table: Table, run: Run, metrics: Sequence[Metric]) -> None:
@@ -155,8 +154,9 @@ def legend(run: Run) -> Table:
 
 
 def _baselines_text(run: Run) -> str:
+    ends = " or ".join(f"{round:,}" for round in sorted({seed_run.round for seed_run in run.compared}))
     meanings = {
-        "local": "local: every client alone, with as many steps",
+        "local": f"local: every client alone, with as many steps as in {ends} rounds",
         "majority": "majority: the same class for all",
         "mean": "mean: the same number for all",
         "frequencies": "frequencies: as often as in the training data, for all",

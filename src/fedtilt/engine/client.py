@@ -31,7 +31,7 @@ class ClientUpdate(NamedTuple):
 
 def plan(
     method: Method, received: Tensors, client_state: Tensors, *, parts: Parts, settings: TrainSettings, round: int,
-    group: str = CLASS, net: nn.Module | None = None, samples: float = 1.0,
+    group: str = CLASS, net: nn.Module | None = None,
 ) -> dict[str, LocalJob]:  # fmt: skip
     """The local jobs of a client by the model they train: "shared" and, if the method has them, "personal".
 
@@ -46,7 +46,6 @@ def plan(
         round: its number, for the schedule
         group: what tau tilts over: the federation's groups, else the classes
         net: the model, for a method with `training`
-        samples: the client's training samples, for a personal model whose mu depends on them
     """
     parts = parts.keeping(method.local_names)
     w, w_buffers = client_model(parts, received, client_state)
@@ -100,7 +99,7 @@ def plan(
         elif "personal" not in client_state and method.personal.start == "initial":
             start, buffers = _on(device, parts.initial), _on(device, parts.initial_buffers)
         jobs["personal"] = LocalJob(
-            start=start, anchor=w, prox=method.personal.weight(samples), lr=lr_personal * factor,
+            start=start, anchor=w, prox=method.personal.mu, lr=lr_personal * factor,
             epochs=settings.job_epochs(method.personal.epochs), buffers=buffers if trains_buffers else None, **recipe,
         )  # fmt: skip
     return jobs

@@ -44,7 +44,7 @@ from torch import Tensor
 from fedtilt import checks
 from fedtilt.data.groups import CLASS, in_words
 from fedtilt.errors import InputError
-from fedtilt.evaluation.metrics import shares_of
+from fedtilt.evaluation.scores import shares_of
 
 _ROUNDING = 1e-9  # 1 − 0.95 is a little more than 0.05
 
@@ -103,9 +103,7 @@ class Certificate:
         return cls(found[1], total, confidence, group, attackers, found[0].title)
 
     def __post_init__(self) -> None:
-        confidence = checks.number(self.confidence, "confidence")
-        if not 0 < confidence < 1:
-            raise InputError(f"confidence = {confidence:g} is not between 0 and 1; choose 0.95, for example")
+        checks.probability(self.confidence, "confidence", 0.95)
         if not self.total.any():
             raise InputError("no client has any test data to certify")
 

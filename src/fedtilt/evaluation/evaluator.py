@@ -13,7 +13,8 @@ from fedtilt.data.targets import NumericTarget, TokenTarget
 from fedtilt.engine.client import client_model
 from fedtilt.engine.client_states import ClientStates, FederationState, Owner
 from fedtilt.evaluation.groups import CrossTable, group_names, groupings
-from fedtilt.evaluation.metrics import Counts, GroupCounts, no_sums, sample_sums
+from fedtilt.evaluation.metrics import Counts, GroupCounts
+from fedtilt.evaluation.scores import no_sums, sample_sums
 from fedtilt.methods import Method
 from fedtilt.models import copy_with_parameters, functional_logits, trained_parameters, vector_to_parameters
 from fedtilt.parts import Parts, vector_to_buffers
@@ -47,11 +48,8 @@ class Evaluator:
         self._parts = parts
         # a copy: evaluation swaps parameters in and out, and must not touch the module that is being trained
         self._model = copy_with_parameters(model, trained_parameters(model)).eval()
-        self._target, self._outputs_per_sample, self._clients = (
-            federation.target,
-            federation.outputs,
-            federation.clients,
-        )
+        self._target, self._clients = federation.target, federation.clients
+        self._outputs_per_sample = federation.outputs
         sizes = torch.bincount(client, minlength=self._clients)
         self._stops = sizes.cumsum(0)  # (N,) rows of a client: [start, stop)
         self._starts = self._stops - sizes

@@ -35,13 +35,20 @@ scipy is slow to import, so functions import it themselves.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedtilt.evaluation.metrics import ACCURACY, client_scores, sampling_variances, scores_of, variance_beyond_chance
+from fedtilt.evaluation.scores import (
+    ACCURACY,
+    client_scores,
+    client_variances,
+    sampling_variances,
+    scores_of,
+    variance_beyond_chance,
+)
 from fedtilt.evaluation.statistics import CONFIDENCE, PairedDifference, mean_difference
 from fedtilt.evaluation.weighted_predictions import Array
 
@@ -109,7 +116,7 @@ def true_spread(sums: Tensor, total: Tensor, confidence: float = CONFIDENCE) -> 
     model, values = _model(sums, total), client_scores(sums, total)
     if model is None:
         return _unknown(len(values))
-    return _spread(model, values, _client_variances(sums, total), confidence)
+    return _spread(model, values, client_variances(sums, total), confidence)
 
 
 def true_spread_in_clients(sums: Tensor, total: Tensor, confidence: float = CONFIDENCE) -> TrueSpread:
@@ -160,7 +167,7 @@ def fairness_difference(
     for sums in (ours, theirs):
         values = client_scores(sums, total)
         squares = (values - values.mean()).square() * len(values) / max(1, len(values) - 1)
-        terms.append(squares - _client_variances(sums, total))
+        terms.append(squares - client_variances(sums, total))
     differences = terms[0] - terms[1]
     if differences.isnan().any():
         return PairedDifference(math.nan, -math.inf, math.inf, 1.0, math.nan, len(differences))
@@ -192,12 +199,6 @@ def _unknown(clients: int) -> TrueSpread:
     return TrueSpread(nan, nan, nan, nan, nan, nan, nan, clients)
 
 
-def _client_variances(sums: Tensor, total: Tensor) -> Tensor:
-    """The sampling variances of the clients that have test data."""
-    samples = total.sum(1)
-    return sampling_variances(sums.sum(1), samples)[samples > 0]
-
-
 def _root(variance: Tensor | float) -> float:
     value = float(variance)
     return value if math.isnan(value) else math.sqrt(max(0.0, value))
@@ -206,30 +207,10 @@ def _root(variance: Tensor | float) -> float:
 # -- likelihoods of the spread ----------------------------------------------------------------------------------------
 
 
-class _Model(Protocol):
-    """True values that are drawn around a mean, and what is seen of them."""
-
-    clients: int
-    scale: float  # of values in units of the score
-    largest: float  # spread that is possible
-
-    def profile(self, spread: float) -> tuple[float, float]:
-        """The log-likelihood of a spread, maximised over the mean, and that mean."""
-        ...
-
-    def posterior(self, spread: float, mean: float) -> tuple[Array, Array]:
-        """Mean and variance of every true value, (clients,), given the spread; the mean is uncertain."""
-        ...
-
-    def quantile(self, level: float, mean: Array, variance: Array) -> Array:
-        """A quantile of true values with these means and variances."""
-        ...
-
-
 class _BetaBinomial:
     """True accuracies are drawn from a beta distribution."""
 
-    scale, largest = 100.0, 0.4999
+    scale, largest = 100.0, 0.4999  # of values in units of the score; the largest possible spread
 
     def __init__(self, correct: Array, samples: Array, doubt: float = 0.0) -> None:
         self.clients, self._doubt = len(samples), doubt  # right and wrong predictions that are added to all clients'
@@ -251,6 +232,7 @@ class _BetaBinomial:
         return np.asarray(found - np.log1p(steps) @ all_)
 
     def profile(self, spread: float) -> tuple[float, float]:
+        """The log-likelihood of a spread, maximised over the mean, and that mean."""
         if spread == 0:
             mean = float((self._x.sum() + self._doubt) / (self._n.sum() + 2 * self._doubt))
             inside = np.clip(mean, 1e-300, 1 - 1e-16)  # 0 · log(0) is 0
@@ -265,6 +247,7 @@ class _BetaBinomial:
         return found, 0.5 + half * position
 
     def posterior(self, spread: float, mean: float) -> tuple[Array, Array]:
+        """Mean and variance of every true value, (clients,), given the spread; the mean is uncertain."""
         share = min(spread**2 / (mean * (1 - mean)), 1 - _SMALLEST)
         # if all predictions are right, clients that are either perfect or useless would be likely, and all be perfect
         ratio = min(share / (1 - share), min(mean, 1 - mean) / _LEAST_BETA)
@@ -274,6 +257,7 @@ class _BetaBinomial:
         return found, found * (1 - found) * ratio / (1 + (self._n + 1) * ratio) + (1 - weight) ** 2 * of_mean
 
     def quantile(self, level: float, mean: Array, variance: Array) -> Array:
+        """A quantile of true values with these means and variances."""
         from scipy.special import betaincinv
 
         size = mean * (1 - mean) / variance - 1
@@ -307,13 +291,16 @@ class _Normal:
         return np.asarray(mean + float(ndtri(level)) * np.sqrt(variance))
 
 
+_Model = _BetaBinomial | _Normal
+
+
 def _model(sums: Tensor, total: Tensor, doubt: float = 0.0) -> _Model | None:
     """What is known of the clients that have test data; None: the variances of their scores are unknown."""
     samples = total.sum(1)
     present = samples > 0
     if scores_of(sums)[0] is ACCURACY:
         return _BetaBinomial(sums.sum(1)[present].numpy(), samples[present].numpy(), doubt)
-    variances = _client_variances(sums, total)
+    variances = client_variances(sums, total)
     return None if variances.isnan().any() else _normal(client_scores(sums, total), variances, samples[present])
 
 
@@ -330,10 +317,8 @@ def _spread(model: _Model, values: Tensor, variances: Tensor, confidence: float)
     from scipy.special import fdtri
 
     observed = _root(variance_beyond_chance(values, variances * 0))
-    chance, moments = (
-        _root((1 - 1 / model.clients) * variances.mean()),
-        _root(variance_beyond_chance(values, variances)),
-    )
+    chance = _root((1 - 1 / model.clients) * variances.mean())
+    moments = _root(variance_beyond_chance(values, variances))
     estimate, most = _maximum(model)
     drop = float(fdtri(1, max(1, model.clients - 1), confidence)) / 2
 

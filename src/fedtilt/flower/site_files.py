@@ -22,7 +22,7 @@ from fedtilt.data import Federation
 from fedtilt.data.groups import in_words
 from fedtilt.engine.client_states import ClientStates
 from fedtilt.errors import InputError
-from fedtilt.evaluation.metrics import scores_of
+from fedtilt.evaluation.scores import scores_of
 from fedtilt.files import read_tensors, write_bytes, write_json, write_tensors
 from fedtilt.flower.evaluation import EvaluationReply
 from fedtilt.flower.training_history import TrainingHistory
@@ -131,15 +131,8 @@ def write_report(
 ) -> None:  # fmt: skip
     """Write report.json and report.txt of one round: scores of the site's models by class or range of the target.
 
-    Args:
-        folder: where to write them
-        round: the evaluated round
-        class_names: K names of classes, or of ranges of the target
-        reply: the sums of all K
-        history: its id tells the reports of different runs apart
-        kept: names of the tensors in the site's state, such as "personal"
-        file: the file they are in, or None if there is none
-        damage: why the site starts again without its state
+    `kept` are the names of the tensors in the site's state, such as "personal", in `file`; `damage` is why the site
+    starts again without its state. The id of the history tells the reports of different runs apart.
     """
     score = scores_of(reply.shared)[0]
     group = {"accuracy": "class", "mae": "range"}.get(score.name, "samples of")

@@ -31,13 +31,6 @@ class Personal(Component):
     )
     lr: float | None = setting(None, "its learning rate; default: the run's", gt=0, example=0.01)
     epochs: int | None = setting(None, "its passes over the data in a round; default: the run's", ge=1, example=5)
-    by_size: bool = setting(
-        False, "whether mu is divided by the client's training samples: the models of small clients stay nearer"
-    )
-
-    def weight(self, samples: float) -> float:
-        """The weight of the proximal term at a client with this many training samples."""
-        return self.mu / max(samples, 1.0) if self.by_size else self.mu
 
 
 @dataclass(frozen=True)
