@@ -9,7 +9,7 @@ from fedtilt.config.tables import format_value
 from fedtilt.engine.settings import MOVED, TrainSettings, moved_key
 from fedtilt.errors import InputError
 from fedtilt.spec.fields import TABLES
-from fedtilt.spec.method import MethodSpec, MovedKey, method_keys
+from fedtilt.spec.method import MethodSpec, method_keys
 
 _MOST_KEYS = 12  # in a message
 
@@ -23,7 +23,7 @@ def unknown_key(path: Iterable[str], key: str, value: object, table: type) -> In
     """The error about a key that a table does not have, with the key that was probably meant."""
     path = tuple(path)
     if table is TrainSettings and key in MOVED:
-        return MovedKey(moved_key(key, value, "train."))
+        return InputError(moved_key(key, value, "train."))
     keys = keys_of(table)
     close = difflib.get_close_matches(key, keys, n=1)
     if close:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedtilt import checks
-from fedtilt.data.dataset import Dataset
+from fedtilt.data.dataset import Dataset, split_dataset
 from fedtilt.data.naming import sort_names
 from fedtilt.data.published.entry import data_folder
 from fedtilt.data.sampling import check_test_share, draw_test_data
@@ -73,20 +73,14 @@ def images(
     labels, owner, rows = (torch.from_numpy(values[order]) for values in (y, client, np.arange(len(files))))
     root = local_path(source, "images").absolute()
     base = root if root.is_dir() else root.parent
-    return Dataset(
+    return split_dataset(
+        {"x": x, "y": labels, "client": owner if client_names else None, "rows": rows},
+        {"train": slice(0, count), "test": slice(count, None)},
         name=root.stem,
-        x_train=x[:count],
-        y_train=labels[:count],
-        x_test=x[count:],
-        y_test=labels[count:],
         classes=len(class_names),
         class_names=class_names,
         image=True,
-        client_train=owner[:count] if client_names else None,
-        client_test=owner[count:] if client_names else None,
         client_names=client_names or None,
-        rows_train=rows[:count],
-        rows_test=rows[count:],
         row_names=[os.path.relpath(file.path, base) for file in files],
         warnings=_stray_warnings(strays),
     )
