@@ -259,9 +259,15 @@ class PredictionSets:
         if self.sizes:
             what = "classes in a set" if self.scores.deviation is None else "is the width of an interval"
             sizes = f"; {math.fsum(self.sizes.values()) / len(self.sizes):.3g} {what}, mean over clients"
+        bound = ""
+        if self.bad_share:
+            least, most = min(r.lowest for r in self.rules.values()), max(r.highest for r in self.rules.values())
+            who = f"whatever {100 * self.bad_share:.3g} % of the clients report"
+            bound = f"; {who}, the expected coverage is {100 * least:.1f} to {100 * most:.1f} %"
         return (
             f"sets for {100 * self.coverage:.6g} % contain the truth in {self.mean:.1f} % of the test samples, mean "
-            f"over clients (lowest: {named}){sizes}; {own} of {len(self.rules)} clients by their own validation samples"
+            f"over clients (lowest: {named}){sizes}; {own} of {len(self.rules)} clients by their own validation "
+            f"samples{bound}"
         )
 
     def __repr__(self) -> str:

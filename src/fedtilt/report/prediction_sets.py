@@ -1,5 +1,8 @@
 """The prediction sets of a run on test data, by client, for the report."""
 
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from fedtilt.errors import InputError
@@ -8,7 +11,7 @@ from fedtilt.report.compare import best_methods
 from fedtilt.report.run_reader import Run
 from fedtilt.storage.predictions import declared_sets
 
-_COVERAGE = 0.9
+_COVERAGE, _BAD_SHARE = 0.9, 0.1
 _MAX_METHODS = 4
 _MAX_CLIENTS = 40  # of a table; beyond, those with the lowest coverage
 
@@ -29,6 +32,16 @@ def prediction_sets(run: Run) -> dict[str, PredictionSets]:
     return found
 
 
+def _sentences(sets: Mapping[str, PredictionSets]) -> dict[str, str]:
+    """A sentence per method and, if clients use the samples of others, one for sets that bad clients cannot spoil."""
+    found = {method: str(of_method) for method, of_method in sets.items()}
+    for method, of_method in sets.items():
+        if any(rule.clients > 1 for rule in of_method.rules.values()):
+            with suppress(InputError):  # too few samples are left without those that may be bad
+                found[f"{method}, if clients may be bad"] = str(replace(of_method, bad_share=_BAD_SHARE))
+    return found
+
+
 def prediction_sets_table(run: Run) -> dict[str, Any]:
     """What the page shows: a sentence per method, and a row per client."""
     sets = prediction_sets(run)
@@ -38,7 +51,8 @@ def prediction_sets_table(run: Run) -> dict[str, Any]:
     clients = sorted(first.rules, key=lambda n: min(found.shares[n] for found in sets.values()))
     return {
         "coverage": 100 * _COVERAGE,
-        "sentences": {method: str(found) for method, found in sets.items()},
+        "methods": list(sets),
+        "sentences": _sentences(sets),
         "clients": len(clients),
         "rows": [
             {

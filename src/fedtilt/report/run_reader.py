@@ -27,7 +27,7 @@ from fedtilt.files import interpreting, read_json, read_toml
 from fedtilt.storage.evaluations import Evaluations, History
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.predictions import read_predictions
-from fedtilt.storage.provenance import read_record
+from fedtilt.storage.provenance import check_run_folder, read_record
 from fedtilt.storage.run_folder import EARLY_STOP, baselines_folder
 
 
@@ -142,8 +142,7 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """Read a run folder, finished or not; an error names the damaged file."""
-    if not (folder / "run.json").exists():
-        raise InputError(f"{folder} is not a run folder: it has no run.json")
+    check_run_folder(folder)
     record = read_record(folder)
     if "tuning" in record:
         raise InputError(
