@@ -10,7 +10,7 @@ import torch
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.scores import client_scores
 from fedtilt.report.compare import Metric, best_methods, metrics_of, rare_class
-from fedtilt.report.figure import Figure, Style, capitalise, figure_layout, line, plotly_text, round4, trace
+from fedtilt.report.figure import Figure, Style, axis, capitalise, figure_layout, line, plotly_text, round4, trace
 from fedtilt.report.heat_map import heat_map
 from fedtilt.report.run_reader import Run, SeedRun
 from fedtilt.report.verdict import gains_of
@@ -57,8 +57,7 @@ def learning_curve(run: Run, methods: Sequence[str], styles: dict[str, Style], m
                 zorder=len(methods) - i,  # dots and dashes are on top: a line below them stays visible
             )
         )  # fmt: skip
-    y_title = {"text": f"{metric.title} ({metric.unit})" if metric.unit else metric.title}
-    layout = figure_layout(310, methods, xaxis={"title": {"text": "round"}}, yaxis={"title": y_title})
+    layout = figure_layout(310, methods, xaxis=axis("round"), yaxis=axis(metric.title, metric.unit))
     if max((number for _, number, *_ in rows), default=0) <= 10:
         layout["xaxis"]["dtick"] = 1  # between a few rounds, Plotly would label halves
     layout["yaxis"] |= {} if metric.higher_is_better else {"rangemode": "tozero"}
@@ -114,8 +113,7 @@ def sorted_clients(run: Run, methods: Sequence[str], styles: dict[str, Style]) -
     note = f"One mark per client, from the lowest {title} to the highest; flat and {fair} is fair."
     note += " Open marks: clients with outliers." if mark_outliers else ""
     note += f" Shows {MAX_POINTS:,} clients per method: the worst, the best and a sample." if sampled else ""
-    x_axis = {"title": {"text": "share of clients (%)"}, "range": [-2, 102]}
-    y_axis = {"title": {"text": f"{title} ({score.unit})" if unit else title}}
+    x_axis, y_axis = axis("share of clients", "%", range=[-2, 102]), axis(title, score.unit)
     layout = figure_layout(_clients_height(methods), xaxis=x_axis, yaxis=y_axis)
     return Figure(
         name="clients", title=f"{capitalise(title)} of every client, sorted", note=note, data=data, layout=layout,
@@ -128,12 +126,11 @@ def _clients_height(methods: Sequence[str]) -> int:
     return max(370, 100 + 60 * len(methods))
 
 
-def _client_points(seed_run: SeedRun, method: str) -> list[tuple[float, int, str, bool | None]]:
+def _client_points(seed_run: SeedRun, method: str) -> list[tuple[float, int, str, bool]]:
     """(score, seed, name, has outliers) of every client with test data."""
     values = client_scores(seed_run.sums(method), seed_run.total).tolist()
-    has_outliers = [None] * len(seed_run.total) if seed_run.has_outliers is None else seed_run.has_outliers.tolist()
     return [
-        (a, seed_run.seed, seed_run.client_names[client], has_outliers[client])
+        (a, seed_run.seed, seed_run.client_names[client], bool(seed_run.has_outliers[client]))
         for client, a in zip(seed_run.tested, values, strict=True)
     ]
 
@@ -207,29 +204,28 @@ def histogram(run: Run, methods: Sequence[str], styles: dict[str, Style]) -> Fig
     edges = [int(e) if e.is_integer() else e for e in (float(f"{width * k:.6g}") for k in range(BINS + 1))]
     axes = ["y", *(f"y{i}" for i in range(2, len(methods) + 1))]
     layout = figure_layout(_clients_height(methods), showlegend=False, bargap=0.08, annotations=[])
-    layout["grid"] = {"rows": len(methods), "columns": 1, "subplots": [[f"x{axis}"] for axis in axes], "ygap": 0.2}
-    about = f"{score.title} of a client ({score.unit})" if unit else f"{score.title} of a client"
-    layout["xaxis"] = {"range": [0, 1.005 * largest], "title": {"text": about}}
+    layout["grid"] = {"rows": len(methods), "columns": 1, "subplots": [[f"x{name}"] for name in axes], "ygap": 0.2}
+    layout["xaxis"] = axis(f"{score.title} of a client", score.unit, range=[0, 1.005 * largest])
     data, rows = [], []
-    for method, axis in zip(methods, axes, strict=True):
+    for method, y_axis in zip(methods, axes, strict=True):
         bins = (values[method] / width).floor().long().clamp(max=BINS - 1)  # 100 % belongs to the last bin
         count = torch.bincount(bins, minlength=BINS)
         share = (100 * count / len(values[method])).tolist()
         rows += [(method, edges[b], edges[b + 1], int(count[b]), share[b]) for b in range(BINS)]
         data.append(
             trace(
-                "bar", method, yaxis=axis, xaxis="x", width=width * 0.92, marker={"color": styles[method].color},
+                "bar", method, yaxis=y_axis, xaxis="x", width=width * 0.92, marker={"color": styles[method].color},
                 x=[round4(edge + width / 2) for edge in edges[:-1]], y=[round4(s) for s in share],
                 text=[f"{low:g} to {high:g}{unit}" for low, high in pairwise(edges)],
                 textposition="none", customdata=count.tolist(),
                 hovertemplate="%{text}: %{customdata} clients, %{y:.0f} %<extra>%{fullData.name}</extra>",
             )
         )  # fmt: skip
-        layout[f"yaxis{axis[1:]}"] = {"range": [0, 100], "tickvals": [0, 50, 100]}
+        layout[f"yaxis{y_axis[1:]}"] = {"range": [0, 100], "tickvals": [0, 50, 100]}
         layout["annotations"].append(
             {
                 "text": plotly_text(method), "showarrow": False, "font": {"color": styles[method].color, "size": 13},
-                "x": 0.01, "xref": "x domain", "xanchor": "left", "y": 1, "yref": f"{axis} domain", "yanchor": "top",
+                "x": 0.01, "xref": "x domain", "xanchor": "left", "y": 1, "yref": f"{y_axis} domain", "yanchor": "top",
             }
         )  # fmt: skip
     return Figure(

@@ -54,10 +54,8 @@ def verdict(run: Run) -> list[str]:
     if pooled := [name for name in names if name.startswith("pooled")]:
         model = choose(pooled, key=lambda name: rows[name][lead.key].mean)
         gap = _difference(run, best, model)
-        value, clearly = (
-            _value(run, rows[model][lead.key].mean),
-            {1: "is worse", 0: "is not clearly better", -1: "is better"},
-        )
+        value = _value(run, rows[model][lead.key].mean)
+        clearly = {1: "is worse", 0: "is not clearly better", -1: "is better"}
         sentences.append(
             f"With all rows in one place, {_POOLED[model]} has {value} and {clearly[gap.sign()]}: against it, "
             f"{_change(run, best, gap)}."

@@ -23,10 +23,9 @@ from fedtilt.locks import locked
 from fedtilt.runs.callback import Callback, Callbacks
 from fedtilt.runs.notebook import with_notebook_progress
 from fedtilt.runs.run import check_cluster_of_new_run, check_out_folder, compare_environment, train_to_end
-from fedtilt.runs.trained_run import check_run_folder
 from fedtilt.simulation import Round
 from fedtilt.storage.fingerprint import continued, fingerprint_of
-from fedtilt.storage.provenance import read_record, record_environment, seed_folder
+from fedtilt.storage.provenance import check_run_folder, read_record, record_environment, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
