@@ -259,16 +259,7 @@ class ServerRunFolder:
 def task_fingerprint(
     task: ResolvedTask, data: str, sites: int, class_names: Sequence[str], model: nn.Module, parts: Parts
 ) -> dict[str, Any]:
-    """The part of a fingerprint that the server and the sites have in common.
-
-    Args:
-        task: the task
-        data: the name of the data set
-        sites: how many there are
-        class_names: of the classes, or of the ranges of the target
-        model: the initial model
-        parts: its parts
-    """
+    """The part of a fingerprint that the server and the sites have in common; `data` is the name of the data set."""
     return {
         "runner": "flower",
         **recorded_settings([task.method], task.settings),

@@ -314,8 +314,7 @@ def _store_predictions(prepared: PreparedRun, recorder: Recorder, state: Federat
     samples = sum(map(len, prepared.federation.test_index))
     if not isinstance(recorder, RunFolder) or not is_small(len(prepared.methods), samples, prepared.federation.outputs):
         return
-    has_validation = any(map(len, prepared.federation.validation_index))
-    if not has_predictions(recorder.folder, state.round, with_scores=has_validation):
+    if not has_predictions(recorder.folder, state.round):
         write_predictions(recorder.folder, state.round, predict(prepared, prepared.methods, state))
 
 
