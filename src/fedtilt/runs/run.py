@@ -18,8 +18,9 @@ from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
 from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.evaluation.groups import group_names
+from fedtilt.evaluation.method_results import MethodResult
 from fedtilt.evaluation.predictions import Predictions, choose_thresholds, predict
-from fedtilt.evaluation.results import MethodResult, Result
+from fedtilt.evaluation.results import Result
 from fedtilt.evaluation.round_metrics import metrics_by_method
 from fedtilt.evaluation.stop_check import StopCheck
 from fedtilt.evaluation.threshold import Threshold
