@@ -310,9 +310,8 @@ def exported_outputs(metadata: Mapping[str, str]) -> int:
 
 
 def exported_shape(metadata: Mapping[str, str]) -> InputShape:
-    """The shape of one sample, in the metadata of an export; earlier versions had it in the recipe alone."""
-    has_shape = "input_shape" in metadata
-    shape = json.loads(metadata["input_shape"]) if has_shape else json.loads(metadata["model"])["input_shape"]
+    """The shape of one sample, in the metadata of an export."""
+    shape = json.loads(metadata["input_shape"])
     return {key: tuple(part) for key, part in shape.items()} if isinstance(shape, dict) else tuple(shape)
 
 

@@ -131,8 +131,7 @@ def add_distances(slot: Tensors, updates: Mapping[int, ClientUpdate]) -> dict[st
 
 def distances_by_round(server: Tensors, clients: int) -> Tensor:
     """The distances of all rounds, (rounds, clients); NaN where a client did not take part."""
-    earlier_version = server.get("update_distances", torch.zeros(0, 3))
-    rows = server.get("audit.distances", earlier_version).cpu()
+    rows = server.get("audit.distances", torch.zeros(0, 3)).cpu()
     rounds = int(rows[-1, 0]) if len(rows) else 0
     distances = torch.full((rounds, clients), torch.nan)
     distances[rows[:, 0].long() - 1, rows[:, 1].long()] = rows[:, 2]

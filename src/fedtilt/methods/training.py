@@ -134,6 +134,3 @@ class Training(Component):
     def server_step(self, sent: Mapping[str, Tensor], round: ServerRound, slot: Slot) -> Slot:
         """The server's next slot, from what the clients sent, each (C, …)."""
         return slot
-
-
-TRAINING: dict[str, type[Training]] = {}
