@@ -35,18 +35,9 @@ def plan(
 ) -> dict[str, LocalJob]:  # fmt: skip
     """The local jobs of a client by the model they train: "shared" and, if the method has them, "personal".
 
-    Both have the received w as their anchor, so they are independent of each other.
-
-    Args:
-        method: the method
-        received: what the server sends: parameters, if they are averaged buffers, and what components broadcast
-        client_state: empty if the client is selected for the first time
-        parts: the parts of the model and its initial values
-        settings: the recipe of the run
-        round: its number, for the schedule
-        group: what tau tilts over: the federation's groups, else the classes
-        net: the model, for a method with `training`
-        samples: the client's training samples, for a personal model whose mu depends on them
+    Both have the received w as their anchor, so they are independent of each other. `received` is the state of the
+    server, or what it sends of it; a client that is selected for the first time has an empty state. The `group` is what
+    tau tilts over, `net` is for a method with `training`, and the training `samples` for a mu that depends on them.
     """
     parts = parts.keeping(method.local_names)
     w, w_buffers = client_model(parts, received, client_state)
@@ -127,13 +118,9 @@ def _to(device: torch.device, tensors: Tensors) -> dict[str, Tensor]:
 def client_model(
     parts: Parts, server: Tensors, client_state: Tensors, *, personal: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """The parameters (T,) and buffers (B,) of the model that a client uses; buffers are None if they never change.
+    """The parameters (T,) and buffers (B,) of a client's shared model with its local parts, or of its personal model.
 
-    Args:
-        parts: the parts of the model
-        server: the state of the server
-        client_state: the state of the client; empty if it was never selected
-        personal: its personal model instead of the shared one with its local parts
+    Buffers are None if they never change; a client that was never selected has an empty state.
     """
     if personal and "personal" in client_state:
         return client_state["personal"], client_state.get("personal_buffers")
@@ -157,19 +144,7 @@ def finish(
     method: Method, jobs: Mapping[str, LocalJob], trained: Mapping[str, Trained], client_state: Tensors, *,
     parts: Parts, settings: TrainSettings, rows: int, samples: float, net: nn.Module | None = None,
 ) -> tuple[ClientUpdate, dict[str, Tensor]]:  # fmt: skip
-    """What a client sends, and its next state.
-
-    Args:
-        method: the method
-        jobs: the jobs of `plan`
-        trained: the trained models of these jobs
-        client_state: the state of the client before
-        parts: the parts of the model
-        settings: the recipe of the run
-        rows: how many samples the client trains on
-        samples: how much they count: their number, or the sum of their weights
-        net: the model, for a method with `training`
-    """
+    """What a client sends, and its next state; its `rows` of data count as `samples`, by their weights."""
     parts = parts.keeping(method.local_names)
     shared = trained["shared"]
     model = shared.parameters

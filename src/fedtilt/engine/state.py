@@ -44,14 +44,7 @@ def in_slot(slot: str, tensors: Slot) -> dict[str, Tensor]:
 
 
 def initial_server(method: Method, parts: Parts, clients: int, net: nn.Module | None = None) -> dict[str, Tensor]:
-    """What the server starts with.
-
-    Args:
-        method: the method
-        parts: the parts of the model and its initial values
-        clients: how many clients there are
-        net: the model, for a method with `training`
-    """
+    """What the server starts with; the model `net` is for a method with `training`."""
     server = parts.keeping(method.local_names).initial_server()
     parameters = server["parameters"]
     slots: dict[str, Slot] = {

@@ -110,14 +110,10 @@ def check_finite(
 
 
 def add_distances(slot: Tensors, updates: Mapping[int, ClientUpdate]) -> dict[str, Tensor]:
-    """The slot with the rows of this round added.
+    """The slot of the audit with the rows of this round, of two or more updates, added.
 
     The distance is that from the mean update of the other clients, in units of the median over the clients of the
     round: 1 is an ordinary client.
-
-    Args:
-        slot: of the audit: the earlier rows
-        updates: client → its update, two or more
     """
     earlier = slot.get("distances", torch.zeros(0, 3)).cpu()
     clients = sorted(updates)

@@ -25,7 +25,7 @@ class Personal(Component):
 
     kind: ClassVar[str] = "personal"
     rule: ClassVar[str] = "proximal"
-    mu: float = setting(0.01, "weight of the proximal term towards the shared model", ge=0)
+    mu: float = setting(0.01, "weight of the proximal term of the personal model towards the shared one", ge=0)
     start: str = setting(
         "last",
         "where the personal model starts in a round: where its last round ended (first at the received model, or at "

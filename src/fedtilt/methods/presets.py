@@ -287,6 +287,9 @@ def fedrep(
     """FedRep: FedPer whose local layers train first, alone, for `head_epochs`, and then only the shared ones.
 
     Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021, arXiv 2102.07078.
+
+    Args:
+        head_epochs: passes that train the local parameters alone
     """
     return compose(name, components, local=Local(local, head_epochs))  # type: ignore[arg-type]
 

@@ -89,17 +89,9 @@ def simulate_prepared(
     state: FederationState | None = None,
     client_states: ClientStates | None = None,
     notice: Callable[[str], None] | None = None,
-    releases: Releases | None = None,
+    releases: Releases | None = None,  # counts models with secret noise; default: from those of the state on
 ) -> Generator[Round, None, None]:
-    """`simulate` with checked inputs.
-
-    Args:
-        prepared: the inputs
-        state: see `simulate`
-        client_states: see `simulate`
-        notice: called with messages for the user, which else are warnings
-        releases: counts models with secret noise; default: from those of the state on
-    """
+    """`simulate` with checked inputs; `notice` is called with messages for the user, which else are warnings."""
     methods, device = prepared.methods, prepared.device
     if state is None:
         servers: dict[str, Tensors] = {

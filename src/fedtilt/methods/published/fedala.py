@@ -35,8 +35,8 @@ class FedAla(Training):
     layers: int = setting(
         1, "last layers that are mixed, the others start at the received ones; 0: none, which is FedAvg", ge=0
     )
-    share: float = setting(0.8, "share of the samples that the weights learn from", gt=0, le=1)
-    rate: float = setting(1.0, "step of the weights", gt=0)
+    share: float = setting(0.8, "share of the samples that the weights of the mixture learn from", gt=0, le=1)
+    rate: float = setting(1.0, "step of the weights of the mixture", gt=0)
     steady: float = setting(0.1, "standard deviation of the last ten losses at which they have converged", gt=0)
 
     def init_client(self, model: nn.Module) -> Slot:

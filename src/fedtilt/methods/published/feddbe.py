@@ -32,7 +32,7 @@ class FedDbe(Training):
 
     rule: ClassVar[str] = "feddbe"
     has_personal: ClassVar[bool] = True
-    kappa: float = setting(50.0, "weight of the pull to the agreed mean", ge=0)
+    kappa: float = setting(50.0, "weight of the pull to the mean of features that all agree on", ge=0)
     momentum: float = setting(1.0, "share of a batch in the running mean", gt=0, le=1)
 
     def init_client(self, model: nn.Module) -> Slot:

@@ -31,7 +31,7 @@ class Moon(Training):
 
     rule: ClassVar[str] = "moon"
     mu: float = setting(1.0, "weight of the contrast; 0 is FedAvg", ge=0)
-    temperature: float = setting(0.5, "of the contrast, t", gt=0)
+    temperature: float = setting(0.5, "temperature of the contrast", gt=0)
 
     def init_client(self, model: nn.Module) -> Slot:
         """The last model, and whether there is one."""
