@@ -61,7 +61,10 @@ def test_a_method_is_immutable() -> None:
         (lambda: fedtilt(tau=math.nan, lam=0), "got nan"),
         (lambda: fedtilt(tau=1), "method 'fedtilt' needs lam, such as fedtilt(tau=5, lam=-1)"),
         (lambda: fedtilt(lam=1), "method 'fedtilt' needs tau, or levels"),
-        (lambda: fedtilt(lam=1, levels=3), "method 'fedtilt': tilted: levels are pairs of groups, each once, and a tilt"),
+        (
+            lambda: fedtilt(lam=1, levels=3),
+            "method 'fedtilt': tilted: levels are pairs of groups, each once, and a tilt",
+        ),
         (lambda: fedtilt(1, 1, levels=[("ward", 2)]), "tau = 1 has no effect beside levels; leave it out"),
         (lambda: fedtilt(1, 1, q=2, aggregator="median"), "q = 2 of method 'fedtilt' has no effect beside aggregator"),
         (lambda: fedtilt(1, 1, mu=math.inf, lr_personal=0.1), "lr_personal of method 'fedtilt' has no effect: it has"),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedtilt.data.groups import CLASS
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.engine.state import client_slot, in_slot, slot_of
+from fedtilt.engine.state import client_slot, in_slot, slot_of, tensors_on
 from fedtilt.methods import ClientStep, Method, Moreau
 from fedtilt.methods.component import check_slot
 from fedtilt.methods.objectives import PropFair, Tilted
@@ -59,7 +59,7 @@ def plan(
         buffers=w_buffers if trains_buffers else None, measures_loss=method.needs_losses, **recipe,
     )  # fmt: skip
     if method.training is not None:
-        slot = _to(device, client_slot(method, parts, client_state, "training", net))
+        slot = tensors_on(device, client_slot(method, parts, client_state, "training", net))
         broadcast = slot_of(received, "training")
         shapes = tuple((name, tuple(broadcast[name].shape)) for name in sorted(broadcast))
         return {
@@ -69,7 +69,7 @@ def plan(
             )
         }  # fmt: skip
     if method.correction is not None:
-        slot = _to(device, client_slot(method, parts, client_state, "correction"))
+        slot = tensors_on(device, client_slot(method, parts, client_state, "correction"))
         drift = parts.expand(method.correction.drift(slot_of(received, "correction"), slot))
         shared = replace(shared, prox=method.prox or method.correction.prox, drift=drift)
     if method.local is not None and (method.local.first_epochs is not None or not method.local.trains):
@@ -109,10 +109,6 @@ def _objective(method: Method, group: str) -> dict[str, Any]:
 
 def _on(device: torch.device, values: Tensor | None) -> Any:
     return None if values is None else values.to(device)
-
-
-def _to(device: torch.device, tensors: Tensors) -> dict[str, Tensor]:
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def client_model(
@@ -178,7 +174,7 @@ def finish(
         initial = client_slot(method, parts, {}, "correction")
         step = ClientStep(
             received=parts.shared(job.start), trained=update.parameters, drift=parts.shared(job.drift),
-            slot=_to(model.device, client_slot(method, parts, client_state, "correction")),
+            slot=tensors_on(model.device, client_slot(method, parts, client_state, "correction")),
             steps=step_count(job, rows, settings.batch_size, settings.last_batch), lr=job.lr,
         )  # fmt: skip
         sent, slot = method.correction.client_step(step)

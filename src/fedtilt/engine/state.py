@@ -43,6 +43,11 @@ def in_slot(slot: str, tensors: Slot) -> dict[str, Tensor]:
     return {f"{slot}.{name}": tensor for name, tensor in tensors.items()}
 
 
+def tensors_on(device: torch.device, tensors: Tensors) -> dict[str, Tensor]:
+    """The tensors on this device."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
 def initial_server(method: Method, parts: Parts, clients: int, net: nn.Module | None = None) -> dict[str, Tensor]:
     """What the server starts with; the model `net` is for a method with `training`."""
     server = parts.keeping(method.local_names).initial_server()
