@@ -26,7 +26,7 @@ def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, *_: ob
     """Why this backend does not train the job, as a clause; None if it does."""
     if device_type != "cpu":
         return f"the device is {device_type}"
-    if not is_sequential(model) or any(isinstance(layer, nn.Conv2d) for layer in model):
+    if not is_sequential(model) or any(isinstance(layer, nn.Conv2d) for layer in model.modules()):
         return "the model is not an nn.Sequential of Flatten, Linear (with bias) and ReLU that ends with a Linear"
     if not job.optimizer.is_plain:
         return f"the optimiser is not plain SGD ({job.optimizer.describe()})"

@@ -41,7 +41,7 @@ class BatchedFunction(torch.autograd.Function):
             results = many(*map(functools.partial(_models_first, info.batch_size), arguments, in_dims))
             return results, (0,) * len(results)
 
-        cls.forward, cls.vmap = staticmethod(forward), staticmethod(vmap)  # type: ignore[assignment]
+        cls.forward, cls.vmap = staticmethod(forward), staticmethod(vmap)  # type: ignore[method-assign]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
