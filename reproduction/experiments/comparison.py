@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any
 
+from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.statistics import PairedDifference, mean_difference
-from fedtilt.report.compare import SeedValues, best_and_tied
+from fedtilt.report.compare import best_and_tied
 from fedtilt.report.tables import format_difference, format_effect_size, format_interval, format_mean_std
 from reproduction import plots
 from reproduction.chapter import CaptionedFigure, Chapter, Part, Table, Text

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.statistics import CONFIDENCE, mean_difference
-from fedtilt.report.compare import Metric, SeedValues
+from fedtilt.report.compare import Metric
 from fedtilt.report.tables import format_interval
 from reproduction.chapter import Holds, Verdict, verdict_on
 from reproduction.experiment import Claim

@@ -30,9 +30,9 @@ BASELINES = "baselines"
 _BINS = 10  # of the calibration error
 
 
-def trials(settings: Mapping[str, Any], model: str) -> dict[str, dict[str, Setting]]:
-    """Method → name of a trial → its setting; methods that need a hidden layer are not of the logistic model."""
-    skipped = settings["needs_layers"] if model == "logistic" else ()
+def trials(settings: Mapping[str, Any], condition: str, model: str) -> dict[str, dict[str, Setting]]:
+    """Method → name of a trial → its setting, of the methods that fit the condition and the model."""
+    skipped = [*settings["conditions"][condition].get("without", []), *settings["models"][model].get("without", [])]
     return {
         method: {f"{method} {number}": setting for number, setting in enumerate(of_method, start=1)}
         for method, of_method in settings["methods"].items()
@@ -51,7 +51,7 @@ def cases(experiment: Experiment, options: Options) -> list[Case]:
                 "data": data, "clients": settings["clients"], "outliers": given.get("outliers", "none"), "seed": seed,
             }  # fmt: skip
             if model != BASELINES:
-                federation |= _training(settings, data, model, given, trials(settings, model))
+                federation |= _training(settings, data, model, given, trials(settings, condition, model))
             words = [data, condition, model]
             what = f"{', '.join(words)}, seed {seed}"
             result.append(Case(name=f"{'-'.join(words)}-seed-{seed}", what=what, settings=federation, needs=data))
@@ -66,10 +66,11 @@ def _training(
     sites = CATALOG[data].sites
     assert sites is not None
     train = {key: value for key, value in settings["train"].items() if key != "selected"}
+    of_model = {key: value for key, value in settings["models"][model].items() if key != "without"}
     share = min(1.0, round(settings["train"]["selected"] / sites.clients, 3))
     attack = {"attack": {**given["attack"], "share": 0.5 / sites.clients}} if "attack" in given else {}
     return {
-        "train": {**train, "participation": share}, **settings["models"][model], **attack,
+        "train": {**train, "participation": share}, **of_model, **attack,
         "methods": {name: setting for of_method in of_methods.values() for name, setting in of_method.items()},
         "trials": {method: list(names) for method, names in of_methods.items()},
     }  # fmt: skip

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.statistics import PairedDifference, mean_difference
-from fedtilt.report.compare import METRICS, Metric, SeedValues
+from fedtilt.report.compare import METRICS, Metric
 from reproduction.experiment import Experiment, by_seed
 from reproduction.training import ditto, evaluated, fedtilt
 

@@ -16,7 +16,7 @@ from fedtilt.data.inputs import Inputs
 from fedtilt.engine.initial_model import initial_model
 from fedtilt.engine.prepare import prepare
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.evaluation.metrics import client_scores
+from fedtilt.evaluation.scores import client_scores
 from fedtilt.executors.in_process import one_thread
 from fedtilt.methods import Method, fedtilt
 from fedtilt.models import mlp, parameters_to_vector

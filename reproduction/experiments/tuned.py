@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
+from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.statistics import CONFIDENCE, PairedDifference, mean_difference
-from fedtilt.report.compare import Metric, SeedValues, best_and_tied
+from fedtilt.report.compare import Metric, best_and_tied
 from fedtilt.report.tables import format_effect_size, format_interval
 from reproduction.chapter import Chapter, Table, Text
 from reproduction.experiment import Case, Experiment, OnProgress, Options, Results, by_seed

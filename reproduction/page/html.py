@@ -90,7 +90,7 @@ def _table(table: Table) -> Markup:
     rows = [[format_cell(cell) for cell in row] for row in table.rows]
     numeric = [is_numeric([row[i] for row in rows]) for i in range(len(table.columns))]
     head = Markup().join(
-        Markup(html.head(title, not right)) for title, right in zip(table.columns, numeric, strict=True)
+        html.component("head", title, left=not right) for title, right in zip(table.columns, numeric, strict=True)
     )
     body = [
         Markup("<tr>{}</tr>").format(
@@ -99,7 +99,7 @@ def _table(table: Table) -> Markup:
         for row in rows
     ]
     template = _templates.get_template("table.html")
-    content = Markup(html.table(head, body, table.caption))
+    content = html.component("table", head, Markup().join(body), table.caption)
     return Markup(
         template.render(table=table, content=content, dense=len(table.columns) > _DENSE_COLUMNS, inline=_inline)
     )

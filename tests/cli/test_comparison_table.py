@@ -9,6 +9,7 @@ import torch
 import fedtilt as ft
 from fedtilt.cli.console import Console
 from fedtilt.cli.tables import comparison_table
+from fedtilt.evaluation.metrics import GroupCounts
 from fedtilt.report.inline import as_run
 
 
@@ -25,7 +26,8 @@ from fedtilt.report.inline import as_run
 def test_a_client_of_100_percent_does_not_fail(correct: list, width: int, expected: list[str]) -> None:
     data = ft.Federation.build(ft.data.load("digits"), clients=2, max_train=20, seed=0)
     result = ft.run([ft.ditto(0.1)], data, ft.models.mlp, rounds=1, epochs=1, participation=1.0, workers=0)
-    exact = replace(result["ditto"], sums=torch.tensor(correct), total=torch.full((2, 2), correct[0][0]))
+    counts = GroupCounts(torch.tensor(correct), torch.full((2, 2), correct[0][0]))
+    exact = replace(result["ditto"], group_counts={"class": counts})
     names = {"client_names": ("north", "south"), "group_names": {"class": ("well", "ill")}}
     run = as_run(ft.Result({"ditto": replace(exact, **names)}, data))
     out = io.StringIO()

@@ -41,7 +41,7 @@ def test_against_numpy_with_clients_that_lack_classes_or_data(clients: int, clas
 
 def test_one_client_and_one_class() -> None:
     m = compute_metrics(torch.tensor([[3]]), torch.tensor([[4]]))
-    assert dataclasses.astuple(m) == ("accuracy", 75.0, 0.0, (0.0, 0.0), 75.0, 75.0, 75.0, 1, 0.0, None)
+    assert dataclasses.astuple(m) == ("accuracy", 75.0, 0.0, (0.0, 0.0), 75.0, 75.0, 75.0, 1, 0.0, ())
 
 
 @pytest.mark.parametrize(

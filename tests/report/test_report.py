@@ -16,10 +16,10 @@ from markupsafe import escape
 
 from fedtilt import report
 from fedtilt.errors import InputError
+from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.files import read_toml
 from fedtilt.report.compare import (
     METRICS,
-    SeedValues,
     best_and_tied,
     comparison_table,
     worst_clients,

@@ -13,7 +13,7 @@ from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.round_metrics import round_metrics
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.report.compare import overview_metrics, rare_class
-from fedtilt.report.decision_figures import decision_figures
+from fedtilt.report.decision_metrics import decision_figures
 from fedtilt.report.figure import Style
 from fedtilt.report.run_reader import Run, SeedRun
 from fedtilt.report.verdict import model_cautions, thresholds, verdict

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fedtilt as ft
 from fedtilt import report, seeds
 from fedtilt.errors import InputError
-from fedtilt.evaluation.metrics import scores_of
+from fedtilt.evaluation.scores import scores_of
 from fedtilt.files import read_json, write_tensors
 from fedtilt.runs.audit import audit_run
 from fedtilt.runs.export import export_model
@@ -134,11 +134,11 @@ def test_scores_are_those_of_scikit_learn_in_the_unit_of_the_target() -> None:
     mae, rmse = np.array(found).T
     assert (r.mae, r.rmse) == pytest.approx((mae.mean(), rmse.mean()), rel=1e-4)
     assert r.client_fairness == pytest.approx(mae.std(), rel=1e-3)
-    assert r.metrics.other.client_fairness == pytest.approx(rmse.std(), rel=1e-3)
+    assert r.metrics.others[0].client_fairness == pytest.approx(rmse.std(), rel=1e-3)
     assert (r.metrics.worst, r.metrics.best) == pytest.approx((mae.max(), mae.min()), rel=1e-4)
     frame = r.metrics_frame(by="sex", resamples=0)
     assert r.groups["sex"].values == pytest.approx(frame.by_group["mae"].to_dict())
-    assert r.groups["sex"].other.values == pytest.approx(frame.by_group["rmse"].to_dict())
+    assert r.groups["sex"].others[0].values == pytest.approx(frame.by_group["rmse"].to_dict())
     assert list(r.groups) == ["sex", "range"]
     assert r.client_data_fairness == r.groups["sex"].client_spread
     rows = result.to_pandas(by="range")
@@ -160,7 +160,7 @@ def test_a_table_from_file_to_prediction(tmp_path: Path) -> None:
     assert result["fedtilt"].mae < 50  # the mean of the targets has 66
     stored = read_json(tmp_path / "run/results.json")["methods"]["fedtilt"]
     assert stored["mae"]["mean"] == result["fedtilt"].mae
-    assert stored["rmse_client_fairness"]["mean"] == result["fedtilt"].metrics.other.client_fairness
+    assert stored["rmse_client_fairness"]["mean"] == result["fedtilt"].metrics.others[0].client_fairness
     assert "accuracy" not in (tmp_path / "run/results.json").read_text()
     exported = export_model(tmp_path / "run", "fedtilt", "south")
     write_tensors(tmp_path / "south.safetensors", exported.tensors, exported.metadata)

@@ -15,9 +15,9 @@ from fedtilt.data.groups import in_words
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.decision_metrics import METRICS
 from fedtilt.evaluation.intervals import NO_SAMPLES, Estimate
-from fedtilt.evaluation.metrics import scores_of
 from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame
 from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.evaluation.scores import scores_of
 from fedtilt.evaluation.true_spread import client_estimates, true_spread, true_spread_in_clients
 from fedtilt.files import write_bytes
 from fedtilt.report.run_reader import read_thresholds

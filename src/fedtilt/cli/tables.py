@@ -7,8 +7,8 @@ from rich.table import Table
 
 from fedtilt.cli.console import escape, fits, plural, text_table
 from fedtilt.data.groups import in_words
-from fedtilt.evaluation.metrics import ACCURACY, SCORES, others_of
 from fedtilt.evaluation.round_metrics import RoundMetrics
+from fedtilt.evaluation.scores import ACCURACY, SCORES, others_of
 from fedtilt.report import compare
 from fedtilt.report.compare import Cell, GroupTable, Metric, Worst, comparison_cells, overview_metrics
 from fedtilt.report.run_reader import Run

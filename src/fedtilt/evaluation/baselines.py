@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtilt.data import Federation
 from fedtilt.data.inputs import Inputs, concatenate
 from fedtilt.data.targets import IGNORED, TABLE_TASKS, NumericTarget, Target, TokenTarget
-from fedtilt.evaluation.metrics import no_sums, sample_sums
+from fedtilt.evaluation.scores import no_sums, sample_sums
 from fedtilt.evaluation.weighted_predictions import Array
 
 MAX_WORK = 200_000_000  # samples · columns · outputs, beyond which pooled models are skipped

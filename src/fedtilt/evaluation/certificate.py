@@ -44,7 +44,7 @@ from torch import Tensor
 from fedtilt import checks
 from fedtilt.data.groups import CLASS, in_words
 from fedtilt.errors import InputError
-from fedtilt.evaluation.metrics import shares_of
+from fedtilt.evaluation.scores import shares_of
 
 _ROUNDING = 1e-9  # 1 − 0.95 is a little more than 0.05
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedtilt.evaluation.intervals import MIN_CLIENTS
-from fedtilt.evaluation.metrics import scores_of
 from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.evaluation.scores import scores_of
 from fedtilt.evaluation.statistics import PairedDifference, mean_difference
 from fedtilt.evaluation.true_spread import TrueSpread, spread_of_differences
 

@@ -17,33 +17,17 @@ import torch
 
 from fedtilt.data.targets import TARGETS
 from fedtilt.errors import InputError
-from fedtilt.evaluation.metrics import (
-    EXACT_MATCH,
-    LABEL_ACCURACY,
-    LOSS,
-    MICRO_F1,
-    PERPLEXITY,
-    TOKEN_ACCURACY,
-    Score,
-)
-from fedtilt.evaluation.weighted_predictions import BINS, Array, PredictedClasses, Weighted, ratio
+from fedtilt.evaluation.scores import EXACT_MATCH, SCORES, TASK_SCORES, Score
+from fedtilt.evaluation.weighted_predictions import BINS, Array, ClassCounts, PredictedClasses, Weighted, ratio
 
 _SMALLEST = float(np.finfo(np.float32).eps)  # a smaller probability counts as this in the log loss, as in scikit-learn
 
 
-def _recall(weighted: Weighted) -> Array:
-    counts = weighted.counts
-    return weighted.mean_over_classes(lambda label: ratio(counts[label].hits, counts[label].positive))
+def _over_classes(value: Callable[[ClassCounts], Array]) -> Callable[[Weighted], Array]:
+    return lambda weighted: weighted.mean_over_classes(lambda label: value(weighted.counts[label]))
 
 
-def _precision(weighted: Weighted) -> Array:
-    counts = weighted.counts
-    return weighted.mean_over_classes(lambda label: ratio(counts[label].hits, counts[label].predicted))
-
-
-def _f1(weighted: Weighted) -> Array:
-    counts = weighted.counts
-    return weighted.mean_over_classes(lambda k: ratio(2 * counts[k].hits, counts[k].positive + counts[k].predicted))
+_recall = _over_classes(lambda counts: ratio(counts.hits, counts.positive))
 
 
 def _auroc(weighted: Weighted) -> Array:
@@ -56,10 +40,6 @@ def _auprc(weighted: Weighted) -> Array:
     if weighted.samples.positive is None and rarer is not None:
         return weighted.rank(rarer).average_precision
     return weighted.mean_over_classes(lambda label: weighted.ranking[label].average_precision)
-
-
-def _accuracy(weighted: Weighted) -> Array:
-    return _mean(weighted, weighted.samples.correct)
 
 
 def _balanced_accuracy(weighted: Weighted) -> Array:
@@ -84,7 +64,7 @@ def _log_loss(weighted: Weighted) -> Array:
     else:
         positive = samples.probabilities[:, samples.positive]
         probability = np.where(samples.labels == samples.positive, positive, 1 - positive)
-    return _mean(weighted, -np.log(probability.clip(_SMALLEST, 1 - _SMALLEST)))
+    return weighted.mean(-np.log(probability.clip(_SMALLEST, 1 - _SMALLEST)))
 
 
 def _calibration_error(weighted: Weighted) -> Array:
@@ -95,36 +75,18 @@ def _calibration_error(weighted: Weighted) -> Array:
     return ratio(np.abs(weighted.weights @ gaps).sum(1), weighted.total)
 
 
-def _mean_absolute_error(weighted: Weighted) -> Array:
-    return _mean(weighted, np.abs(weighted.samples.errors))
-
-
-def _root_mean_squared_error(weighted: Weighted) -> Array:
-    return np.sqrt(_mean(weighted, np.square(weighted.samples.errors)))
-
-
-def _mean_error(weighted: Weighted) -> Array:
-    """Above 0, predictions are too high on average."""
-    return _mean(weighted, weighted.samples.errors)
-
-
 def _r2(weighted: Weighted) -> Array:
     """1 − Σ error² / Σ (target − its mean)²: the share of the variance that is predicted."""
     targets = weighted.samples.targets
     centred = targets - targets.mean() if len(targets) else targets  # the variance of large numbers cancels otherwise
-    variance = _mean(weighted, np.square(centred)) - np.square(_mean(weighted, centred))
+    variance = weighted.mean(np.square(centred)) - np.square(weighted.mean(centred))
     varies = variance > 1e-12 * np.square(centred).max(initial=0.0)
-    error = _mean(weighted, np.square(weighted.samples.errors))
+    error = weighted.mean(np.square(weighted.samples.errors))
     return 1 - np.divide(error, variance, out=np.full(len(weighted.weights), np.nan), where=varies)
 
 
-def _mean(weighted: Weighted, values: Array) -> Array:
-    """The weighted mean of values (S,)."""
-    return ratio(weighted.weights @ values, weighted.total)
-
-
 def _of_score(score: Score) -> Callable[[Weighted], Array]:
-    """A score of `metrics` as a metric of weighted samples; percentages as shares."""
+    """A score as a metric of weighted samples; percentages as shares."""
 
     def values(weighted: Weighted) -> Array:
         sums = torch.from_numpy(weighted.weights @ weighted.samples.sums)
@@ -132,10 +94,6 @@ def _of_score(score: Score) -> Callable[[Weighted], Array]:
         return found / 100 if score.unit == "%" else found
 
     return values
-
-
-def _exact_matches(samples: Any) -> tuple[int, int]:
-    return int(samples.sums[:, EXACT_MATCH.share].sum()), len(samples.sums)
 
 
 class Metric(NamedTuple):
@@ -181,14 +139,24 @@ def _any(samples: PredictedClasses) -> Array:
 
 METRICS = {
     "accuracy": Metric(
-        "accuracy", _accuracy, "no samples", proportion=_share(lambda s: s.correct, _any, of_class=False)
+        "accuracy",
+        lambda weighted: weighted.mean(weighted.samples.correct),
+        "no samples",
+        proportion=_share(lambda s: s.correct, _any, of_class=False),
     ),
     "balanced_accuracy": Metric("balanced accuracy", _balanced_accuracy, "no samples of the class, or of no other"),
     "precision": Metric(
-        "precision", _precision, "the class is never predicted", proportion=_share(_positive, _predicted)
+        "precision",
+        _over_classes(lambda counts: ratio(counts.hits, counts.predicted)),
+        "the class is never predicted",
+        proportion=_share(_positive, _predicted),
     ),
     "recall": Metric("recall", _recall, "no samples of the class", proportion=_share(_predicted, _positive)),
-    "f1": Metric("F1", _f1, "the class neither occurs nor is predicted"),
+    "f1": Metric(
+        "F1",
+        _over_classes(lambda counts: ratio(2 * counts.hits, counts.positive + counts.predicted)),
+        "the class neither occurs nor is predicted",
+    ),
     "auroc": Metric("AUROC", _auroc, "samples of only one class"),
     "auprc": Metric("AUPRC", _auprc, "no samples of the class"),
     "log_loss": Metric("log loss", _log_loss, "no samples", higher_is_better=False),
@@ -204,19 +172,20 @@ METRICS = {
         _share(_predicted, lambda s: ~_positive(s)),
         needs_positive=True,
     ),
-    "mae": Metric("MAE", _mean_absolute_error, "no samples", higher_is_better=False, tasks=("regression",)),
-    "rmse": Metric("RMSE", _root_mean_squared_error, "no samples", higher_is_better=False, tasks=("regression",)),
-    "mean_error": Metric("mean error", _mean_error, "no samples", higher_is_better=None, tasks=("regression",)),
+}
+for _name, _score in SCORES.items():
+    if _name not in METRICS:
+        _tasks = tuple(task for task, scores in TASK_SCORES.items() if _score in scores)
+        METRICS[_name] = Metric(_score.title, _of_score(_score), "no samples", _score.higher_is_better, tasks=_tasks)
+METRICS["exact_match"] = METRICS["exact_match"]._replace(
+    proportion=lambda samples: (int(samples.sums[:, EXACT_MATCH.share].sum()), len(samples.sums))
+)
+METRICS |= {
+    "mean_error": Metric(  # above 0, predictions are too high on average
+        "mean error", lambda weighted: weighted.mean(weighted.samples.errors), "no samples", None, tasks=("regression",)
+    ),
     "r2": Metric("R²", _r2, "the same target in all samples", tasks=("regression",)),
 }
-METRICS |= {
-    score.name: Metric(score.title, _of_score(score), "no samples", score.higher_is_better, tasks=tasks)
-    for score, tasks in (
-        (LOSS, ("language", "multilabel")), (PERPLEXITY, ("language",)), (TOKEN_ACCURACY, ("language",)),
-        (LABEL_ACCURACY, ("multilabel",)), (EXACT_MATCH, ("multilabel",)), (MICRO_F1, ("multilabel",)),
-    )
-}  # fmt: skip
-METRICS["exact_match"] = METRICS["exact_match"]._replace(proportion=_exact_matches)
 OVERALL_METRICS = ("accuracy", "balanced_accuracy", "f1", "auroc", "auprc", "log_loss", "calibration_error")
 CLASS_METRICS = ("precision", "recall", "f1", "auroc", "auprc", "calibration_error")
 POSITIVE_METRICS = (*CLASS_METRICS[:5], "log_loss", "calibration_error", "selection_rate", "false_positive_rate")

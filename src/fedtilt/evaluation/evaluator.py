@@ -13,7 +13,8 @@ from fedtilt.data.targets import NumericTarget, TokenTarget
 from fedtilt.engine.client import client_model
 from fedtilt.engine.client_states import ClientStates, FederationState, Owner
 from fedtilt.evaluation.groups import CrossTable, group_names, groupings
-from fedtilt.evaluation.metrics import Counts, GroupCounts, no_sums, sample_sums
+from fedtilt.evaluation.metrics import Counts, GroupCounts
+from fedtilt.evaluation.scores import no_sums, sample_sums
 from fedtilt.methods import Method
 from fedtilt.models import copy_with_parameters, functional_logits, trained_parameters, vector_to_parameters
 from fedtilt.parts import Parts, vector_to_buffers

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from fedtilt.data import Federation
@@ -15,6 +14,7 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.groups import Grouping, groupings
 from fedtilt.evaluation.prediction_sets import PredictionSets, Scores, class_bins, number_bins
+from fedtilt.evaluation.scores import error_sums
 from fedtilt.evaluation.threshold import Threshold, choose_threshold
 from fedtilt.executors.in_process import one_thread
 from fedtilt.methods import Method
@@ -110,8 +110,7 @@ class Predictions:
             return (self.probabilities.argmax(1) == self.labels).long()
         if self.numbers is None:
             return self.outputs
-        error = self.outputs - self.numbers.double()
-        return torch.stack([error.abs(), error.square()], -1)
+        return error_sums(self.outputs - self.numbers.double())
 
     def counts(self, by: str | None = None) -> tuple[Tensor, Tensor]:
         """Sums as in `metrics` and samples, both by client and group; default: by the groups of the targets."""

@@ -7,14 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fedtilt.attacks.attack import Attack, AttackedFederation
 from fedtilt.auditing.clients import ClientAudit, audit_clients
 from fedtilt.auditing.samples import Audit, audit_samples, most_robust
 from fedtilt.data import Federation
-from fedtilt.data.groups import CLASS
 from fedtilt.data.naming import client_number
 from fedtilt.data.targets import Target
 from fedtilt.engine.client import build_client_model
@@ -22,11 +20,12 @@ from fedtilt.engine.client_states import ClientStates
 from fedtilt.engine.updates import distances_by_round
 from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
-from fedtilt.evaluation.metrics import ACCURACY, SCORES, GroupCounts, GroupMetrics, Metrics, scores_of
+from fedtilt.evaluation.metrics import GroupCounts, GroupMetrics, Metrics
 from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame, with_targets
 from fedtilt.evaluation.prediction_sets import PredictionSets
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.round_metrics import RoundMetrics
+from fedtilt.evaluation.scores import ACCURACY, SCORES, scores_of
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.evaluation.true_spread import (
     ClientEstimates,
@@ -53,12 +52,10 @@ class EvaluatedResult:
 
     name: str
     history: list[tuple[int, RoundMetrics]]  # (round, metrics) of every evaluated round
-    sums: Tensor  # of the evaluated models, see `metrics`: (N, K) correct predictions, or (N, K, sums)
-    total: Tensor  # (N, K) test samples
+    group_counts: Mapping[str, GroupCounts]  # sums and samples by grouping, first that which `tau` tilts over
     validation: Metrics | None = None  # of the evaluated models on validation data, if there is any
     client_names: tuple[str, ...]
-    group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # that of `sums` first; empty: numbers
-    group_counts: Mapping[str, GroupCounts] = field(default_factory=dict)  # sums and samples of each grouping
+    group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by grouping; empty: numbers
     _predict: Callable[[], Predictions] | None = None  # None: the test data is not on this machine
 
     def __repr__(self) -> str:
@@ -101,7 +98,17 @@ class EvaluatedResult:
     @property
     def group(self) -> str:
         """The grouping of `sums`: what `tau` tilts over."""
-        return next(iter(self.group_names), CLASS)
+        return next(iter(self.group_counts))
+
+    @property
+    def sums(self) -> Tensor:
+        """Sums of the evaluated models, see `scores`: (N, K) correct predictions, or (N, K, sums)."""
+        return self.group_counts[self.group].sums
+
+    @property
+    def total(self) -> Tensor:
+        """Test samples by client and group, (N, K)."""
+        return self.group_counts[self.group].total
 
     @property
     def groups(self) -> Mapping[str, GroupMetrics]:
@@ -127,20 +134,19 @@ class EvaluatedResult:
         return self.metrics.client_data_fairness
 
     def table(self, by: str | None = None) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-        """Sums and test samples by client and group (see `metrics`), and the groups' names.
+        """Sums and test samples by client and group (see `scores`), and the groups' names.
 
         Args:
             by: "class", "range", "all" or a column of groups; default: what `tau` tilts over
         """
         by = by or self.group
-        if not self.group_counts and by == CLASS:
-            return self.sums, self.total, tuple(map(str, range(self.total.shape[1])))
         if by not in self.group_counts:
-            known = ", ".join(map(repr, self.group_counts or [CLASS]))
+            known = ", ".join(map(repr, self.group_counts))
             raise InputError(
                 f"by = {by!r} is no grouping of this run, which has {known}; name the column in data.group"
             )
-        return *self.group_counts[by], self.group_names[by]
+        sums, total = self.group_counts[by]
+        return sums, total, self.group_names.get(by) or tuple(map(str, range(total.shape[1])))
 
     def certificate(self, confidence: float = 0.95, by: str | None = None) -> Certificate:
         """Lower bounds of the accuracy of all clients, and of their classes or groups; `print` shows the statement."""
@@ -348,7 +354,7 @@ class Result(Mapping[str, MethodResult]):
         return self._baselines
 
     @property
-    def _shown(self) -> dict[str, EvaluatedResult]:
+    def shown(self) -> dict[str, EvaluatedResult]:
         """The methods, and the baselines if they are computed."""
         return {**self._methods, **(self._baselines if isinstance(self._baselines, Mapping) else {})}
 
@@ -384,7 +390,7 @@ class Result(Mapping[str, MethodResult]):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the metrics of every method, and of the baselines if they are computed."""
-        named = {name: result.metrics.by_name() for name, result in self._shown.items()}
+        named = {name: result.metrics.by_name() for name, result in self.shown.items()}
         columns = list(next(iter(named.values())))
         rows = [[name, *(values[column] for column in columns)] for name, values in named.items()]
         rounds = next(iter(self.values())).history[-1][0]
@@ -407,7 +413,7 @@ class Result(Mapping[str, MethodResult]):
         """A line per method and baseline, of many methods the best."""
         higher = scores_of(next(iter(self._methods.values())).sums)[0].higher_is_better
         ranked = sorted(self._methods, key=lambda name: self[name].metrics.mean, reverse=higher)[:_MAX_LINES]
-        others = {name: result for name, result in self._shown.items() if name not in self._methods}
+        others = {name: result for name, result in self.shown.items() if name not in self._methods}
         shown = {name: result for name, result in self._methods.items() if name in ranked} | others
         lines = [f"  {name}: {_in_words(result.metrics)}" for name, result in shown.items()]
         if len(self) > _MAX_LINES:
@@ -426,86 +432,33 @@ class Result(Mapping[str, MethodResult]):
                 and client, which also has the true score, shrunk towards the mean: estimate, low and high
         """
         pandas = import_extra("pandas", "to_pandas()", "report")
-        if by == CLIENT:
-            return self._by_client(pandas)
-        rows = []
-        for name, result in self._shown.items():
-            sums, total, group_names = result.table(by)
-            scores = scores_of(sums)
-            values = torch.stack([score.values(sums, total) for score in scores], -1)
-            for client, group in (total > 0).nonzero().tolist():
-                correct = [int(sums[client, group])] if scores[0] is ACCURACY else []
-                names = result.client_names[client], group_names[group]
-                found = [*correct, int(total[client, group]), *values[client, group].tolist()]
-                rows.append((name, client, group, *names, *found))
-        by = by or result.group
-        figures = ["correct"] * (scores[0] is ACCURACY) + ["samples", *(score.name for score in scores)]
-        return pandas.DataFrame(rows, columns=["method", "client", by, "client_name", f"{by}_name", *figures])
-
-    def _by_client(self, pandas: Any) -> Any:
-        rows = []
-        for name, result in self._shown.items():
-            sums, samples, estimates = result.sums.sum(1), result.total.sum(1), result.client_estimates()
-            scores = scores_of(sums)
-            columns = [score.values(sums, samples) for score in scores] + [*estimates[:3]]
-            for client in (samples > 0).nonzero().flatten().tolist():
-                correct = [int(sums[client])] if scores[0] is ACCURACY else []
-                found = [*correct, int(samples[client]), *(float(column[client]) for column in columns)]
-                rows.append((name, client, result.client_names[client], *found))
-        figures = ["correct"] * (scores[0] is ACCURACY) + ["samples", *(score.name for score in scores)]
-        return pandas.DataFrame(rows, columns=["method", "client", "client_name", *figures, "estimate", "low", "high"])
+        frames = []
+        for name, result in self.shown.items():
+            sums, total, groups = result.table(None if by == CLIENT else by)
+            names = {CLIENT: result.client_names, by or result.group: groups}
+            estimates: dict[str, Tensor] = {}
+            if by == CLIENT:
+                sums, total, names = sums.sum(1), total.sum(1), {CLIENT: result.client_names}
+                estimates = dict(zip(("estimate", "low", "high"), result.client_estimates()[:3], strict=True))
+            present, scores = total > 0, scores_of(sums)
+            codes = dict(zip(names, present.nonzero().T.tolist(), strict=True))
+            values = {"correct": sums} if scores[0] is ACCURACY else {}
+            values |= {"samples": total} | {score.name: score.values(sums, total) for score in scores} | estimates
+            frames.append(
+                pandas.DataFrame(
+                    {"method": name}
+                    | codes
+                    | {f"{key}_name": [names[key][i] for i in numbers] for key, numbers in codes.items()}
+                    | {key: column[present].tolist() for key, column in values.items()}
+                )
+            )
+        return pandas.concat(frames, ignore_index=True)
 
 
 def _in_words(metrics: Metrics) -> str:
     score, spread = SCORES[metrics.score], metrics.client_data_fairness
-    _, *others = metrics.all
-    other = "".join(f", {SCORES[found.score].title} {SCORES[found.score].text(found.mean)}" for found in others)
+    other = "".join(f", {SCORES[found.score].title} {SCORES[found.score].text(found.mean)}" for found in metrics.others)
     return (
         f"{score.title} {score.text(metrics.mean)}{other}, client fairness {metrics.client_fairness:.2f}, "
         f"client data fairness {spread[0]:.2f} / {spread[1]:.2f}"
     )
-
-
-def over_seeds(results: Mapping[int, Result]) -> dict[str, Any]:
-    """The comparison table as JSON values: every metric of every method, its mean and std over the seeds.
-
-    If there is validation data, `validation` has the same metrics on it.
-    """
-    methods = {}
-    for name in next(iter(results.values())):
-        by_seed = [result[name] for result in results.values()]
-        validation = [r.validation for r in by_seed if r.validation is not None]
-        methods[name] = (
-            _mean_and_std([r.metrics for r in by_seed])
-            | ({"validation": _mean_and_std(validation)} if validation else {})
-            | ({"groups": _groups_over_seeds(by_seed)} if by_seed[0].groups else {})
-            | {"evaluated": "personal" if by_seed[0].method.has_personal else "shared"}
-            | {"last": [r.summary.to_json() for r in by_seed]}
-        )
-    shown = [result._shown for result in results.values()]
-    names = [name for name in shown[0] if name not in methods and all(name in of_seed for of_seed in shown)]
-    baselines = {name: _mean_and_std([of_seed[name].metrics for of_seed in shown]) for name in names}
-    return {"seeds": list(results), "methods": methods} | ({"baselines": baselines} if baselines else {})
-
-
-def _groups_over_seeds(by_seed: Sequence[MethodResult]) -> dict[str, Any]:
-    """By grouping: every metric, and the score of every group that has test samples in all seeds."""
-    columns = {}
-    for name in by_seed[0].groups:
-        found = [r.groups[name] for r in by_seed]
-        common = [group for group in found[0].values if all(group in g.values for g in found)]
-        values = {group: _column([g.values[group] for g in found]) for group in common}
-        columns[name] = _mean_and_std(found) | {found[0].score: values}
-    return columns
-
-
-def _mean_and_std(by_seed: Sequence[Metrics | GroupMetrics]) -> dict[str, Any]:
-    """Mean and sample std over the seeds of every metric, and its values."""
-    return {key: _column([metrics.by_name()[key] for metrics in by_seed]) for key in by_seed[0].by_name()}
-
-
-def _column(values: Sequence[float]) -> dict[str, Any]:
-    # not `statistics`: its exact sums would change the last bits of results.json
-    mean = sum(values) / len(values)
-    std = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5 if len(values) > 1 else None
-    return {"mean": mean, "std": std, "seeds": list(values)}

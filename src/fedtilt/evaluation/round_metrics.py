@@ -29,8 +29,7 @@ class RoundMetrics(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        parts = {name: getattr(self, name) for name in ("shared", "personal", "ever_selected", "clean")}
-        found = {name: metrics and metrics.to_json() for name, metrics in parts.items()}
+        found = {name: (part := getattr(self, name)) and part.to_json() for name in _PARTS}
         found["never_selected"] = self.never_selected
         if self.privacy is not None:
             found["privacy"] = self.privacy._asdict()
@@ -43,20 +42,19 @@ class RoundMetrics(NamedTuple):
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RoundMetrics":
         """From JSON values."""
-
-        def metrics(part: dict[str, Any] | None) -> Metrics | None:
-            return None if part is None else Metrics.from_json(part)
-
+        parts: dict[str, Any] = {
+            name: None if values[name] is None else Metrics.from_json(values[name]) for name in _PARTS
+        }
         return cls(
-            Metrics.from_json(values["shared"]),
-            metrics(values["personal"]),
-            metrics(values["ever_selected"]),
-            metrics(values["clean"]),
-            values["never_selected"],
-            PrivacyLoss(**values["privacy"]) if "privacy" in values else None,
-            {name: GroupMetrics.from_json(found) for name, found in values.get("groups", {}).items()},
-            values.get("attack_success"),
+            **parts,
+            never_selected=values["never_selected"],
+            privacy=PrivacyLoss(**values["privacy"]) if "privacy" in values else None,
+            groups={name: GroupMetrics.from_json(found) for name, found in values.get("groups", {}).items()},
+            attack_success=values.get("attack_success"),
         )
+
+
+_PARTS = RoundMetrics._fields[:4]
 
 
 def round_metrics(

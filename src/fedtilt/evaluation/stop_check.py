@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from fedtilt.evaluation.metrics import SCORES, Metrics
+from fedtilt.evaluation.metrics import Metrics
+from fedtilt.evaluation.scores import SCORES
 from fedtilt.stopping import Patience
 
 

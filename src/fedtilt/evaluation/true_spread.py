@@ -41,7 +41,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtilt.evaluation.metrics import ACCURACY, client_scores, sampling_variances, scores_of, variance_beyond_chance
+from fedtilt.evaluation.scores import (
+    ACCURACY,
+    client_scores,
+    client_variances,
+    sampling_variances,
+    scores_of,
+    variance_beyond_chance,
+)
 from fedtilt.evaluation.statistics import CONFIDENCE, PairedDifference, mean_difference
 from fedtilt.evaluation.weighted_predictions import Array
 
@@ -109,7 +116,7 @@ def true_spread(sums: Tensor, total: Tensor, confidence: float = CONFIDENCE) -> 
     model, values = _model(sums, total), client_scores(sums, total)
     if model is None:
         return _unknown(len(values))
-    return _spread(model, values, _client_variances(sums, total), confidence)
+    return _spread(model, values, client_variances(sums, total), confidence)
 
 
 def true_spread_in_clients(sums: Tensor, total: Tensor, confidence: float = CONFIDENCE) -> TrueSpread:
@@ -160,7 +167,7 @@ def fairness_difference(
     for sums in (ours, theirs):
         values = client_scores(sums, total)
         squares = (values - values.mean()).square() * len(values) / max(1, len(values) - 1)
-        terms.append(squares - _client_variances(sums, total))
+        terms.append(squares - client_variances(sums, total))
     differences = terms[0] - terms[1]
     if differences.isnan().any():
         return PairedDifference(math.nan, -math.inf, math.inf, 1.0, math.nan, len(differences))
@@ -190,12 +197,6 @@ def knows_variances(sums: Tensor, total: Tensor) -> bool:
 def _unknown(clients: int) -> TrueSpread:
     nan = math.nan
     return TrueSpread(nan, nan, nan, nan, nan, nan, nan, clients)
-
-
-def _client_variances(sums: Tensor, total: Tensor) -> Tensor:
-    """The sampling variances of the clients that have test data."""
-    samples = total.sum(1)
-    return sampling_variances(sums.sum(1), samples)[samples > 0]
 
 
 def _root(variance: Tensor | float) -> float:
@@ -313,7 +314,7 @@ def _model(sums: Tensor, total: Tensor, doubt: float = 0.0) -> _Model | None:
     present = samples > 0
     if scores_of(sums)[0] is ACCURACY:
         return _BetaBinomial(sums.sum(1)[present].numpy(), samples[present].numpy(), doubt)
-    variances = _client_variances(sums, total)
+    variances = client_variances(sums, total)
     return None if variances.isnan().any() else _normal(client_scores(sums, total), variances, samples[present])
 
 

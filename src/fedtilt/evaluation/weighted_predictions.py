@@ -77,6 +77,11 @@ class PredictedNumbers:
         """Prediction − target, (S,)."""
         return self.predictions - self.targets
 
+    @cached_property
+    def sums(self) -> Array:
+        """What `scores` sums of every sample, (S, 2)."""
+        return np.stack([np.abs(self.errors), np.square(self.errors)], 1)
+
     def take(self, rows: Array) -> "PredictedNumbers":
         """The samples of these rows."""
         return PredictedNumbers(self.targets[rows], self.predictions[rows])
@@ -84,7 +89,7 @@ class PredictedNumbers:
 
 @dataclass(frozen=True, eq=False)
 class SampleSums:
-    """What `metrics` sums of every sample, (S, sums), of tokens or several labels."""
+    """What `scores` sums of every sample, (S, sums), of tokens or several labels."""
 
     sums: Array
 
@@ -95,7 +100,7 @@ class SampleSums:
         return SampleSums(self.sums[rows])
 
 
-class _ClassCounts(NamedTuple):
+class ClassCounts(NamedTuple):
     """Weights of samples of one class against all others, each (B,)."""
 
     positive: Array
@@ -123,13 +128,17 @@ class Weighted:
         return self.weights.sum(1)
 
     @cached_property
-    def counts(self) -> dict[int, _ClassCounts]:
+    def counts(self) -> dict[int, ClassCounts]:
         """The counts of each class."""
         positive = self.samples.labels[:, None] == self.samples.classes  # (S, classes)
         predicted = self.samples.predicted[:, None] == self.samples.classes
         columns = np.concatenate([positive, predicted, positive & predicted], 1).astype(self.weights.dtype)
         sums = (self.weights @ columns).reshape(len(self.weights), 3, -1)
-        return {label: _ClassCounts(*sums[:, :, i].T) for i, label in enumerate(self.samples.classes)}
+        return {label: ClassCounts(*sums[:, :, i].T) for i, label in enumerate(self.samples.classes)}
+
+    def mean(self, values: Array) -> Array:
+        """The weighted mean of values (S,), (B,)."""
+        return ratio(self.weights @ values, self.total)
 
     @cached_property
     def ranking(self) -> dict[int, _Ranking]:

@@ -21,18 +21,10 @@ from fedtilt.data.tables.schema import MIN_COUNT
 from fedtilt.data.targets import Target
 from fedtilt.errors import InputError
 from fedtilt.evaluation.decision_metrics import METRICS
-from fedtilt.evaluation.metrics import (
-    Counts,
-    GroupCounts,
-    GroupMetrics,
-    Metrics,
-    compute_group_metrics,
-    scores_of,
-    share_columns,
-    spread_in_clients,
-)
+from fedtilt.evaluation.metrics import Counts, GroupCounts, GroupMetrics, Metrics, compute_group_metrics
 from fedtilt.evaluation.prediction_sets import bins_of
 from fedtilt.evaluation.round_metrics import RoundMetrics, round_metrics
+from fedtilt.evaluation.scores import TASK_SCORES, scores_of, spread_in_clients
 from fedtilt.flower.message_fields import (
     METRICS_RECORD,
     RejectedReply,
@@ -117,7 +109,8 @@ def decode_evaluation_reply(
     def read(key: str) -> Tensor:
         if target is None:
             return read_counts(metrics, key, total)
-        return read_sums(metrics, key, total, target.sums, share_columns(target.sums))
+        shares = [score.share for score in TASK_SCORES[target.task] if score.share is not None]
+        return read_sums(metrics, key, total, target.sums, shares)
 
     shared = read("shared")
     personal = read("personal") if "personal" in metrics else None
@@ -244,12 +237,14 @@ def _with_class_spreads(
         spread[:, site] = torch.stack([of_shared, of_personal if personal else of_shared])
     has_samples = total.sum(1) > 0
 
-    def with_spread(metrics: Metrics | None, spreads: Tensor, score: int = 0) -> Any:
+    def with_spread(metrics: Metrics | None, spreads: Tensor) -> Any:
         if metrics is None:
             return None
-        mean_and_std = (spreads[:, score].mean().item(), spreads[:, score].std(correction=0).item())
-        other = with_spread(metrics.other, spreads, score + 1)
-        return dataclasses.replace(metrics, client_data_fairness=mean_and_std, other=other)
+        main, *others = (
+            dataclasses.replace(found, client_data_fairness=(spread.mean().item(), spread.std(correction=0).item()))
+            for found, spread in zip((metrics, *metrics.others), spreads.unbind(1), strict=True)
+        )
+        return dataclasses.replace(main, others=tuple(others))
 
     return RoundMetrics(
         shared=with_spread(summary.shared, spread[0, has_samples]),

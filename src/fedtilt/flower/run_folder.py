@@ -17,11 +17,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedtilt.data.groups import in_words
+from fedtilt.data.groups import CLASS, in_words
 from fedtilt.engine.client_states import FederationState
 from fedtilt.errors import InputError
-from fedtilt.evaluation.metrics import Counts
-from fedtilt.evaluation.results import MethodResult, Result, over_seeds
+from fedtilt.evaluation.metrics import Counts, GroupCounts
+from fedtilt.evaluation.over_seeds import over_seeds
+from fedtilt.evaluation.results import MethodResult, Result
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import private_files, private_folder, read_json, write_json, write_toml
 from fedtilt.flower.evaluation import Declared
@@ -228,8 +229,7 @@ class ServerRunFolder:
             name=self._method,
             method=self._task.method,
             history=self._run_folder.evaluations.history[self._method],
-            sums=counts[self._method].evaluated,
-            total=total,
+            group_counts={CLASS: GroupCounts(counts[self._method].evaluated, total)},
             client_names=tuple(self._info.site_names),
             _net=self._model,
             _parts=self._parts,

@@ -22,7 +22,7 @@ from fedtilt.data import Federation
 from fedtilt.data.groups import in_words
 from fedtilt.engine.client_states import ClientStates
 from fedtilt.errors import InputError
-from fedtilt.evaluation.metrics import scores_of
+from fedtilt.evaluation.scores import scores_of
 from fedtilt.files import read_tensors, write_bytes, write_json, write_tensors
 from fedtilt.flower.evaluation import EvaluationReply
 from fedtilt.flower.training_history import TrainingHistory

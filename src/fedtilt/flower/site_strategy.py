@@ -281,7 +281,7 @@ class SiteStrategy(Strategy):
         metrics = summary.evaluated
         return MetricRecord(
             {
-                **{found.score: found.mean for found in metrics.all},
+                **{found.score: found.mean for found in (metrics, *metrics.others)},
                 "client-fairness": metrics.client_fairness,
                 "client-data-fairness": list(metrics.client_data_fairness),
                 "worst": metrics.worst,

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -12,9 +11,11 @@ from torch import Tensor
 
 from fedtilt.data.groups import CLASS, in_words
 from fedtilt.evaluation.decision_metrics import METRICS as DECISION
-from fedtilt.evaluation.metrics import ACCURACY, BEYOND_CHANCE, SCORES, Metrics, Score, client_scores, others_of
+from fedtilt.evaluation.metrics import BEYOND_CHANCE, Metrics
 from fedtilt.evaluation.metrics_frame import with_targets
+from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.round_metrics import RoundMetrics
+from fedtilt.evaluation.scores import ACCURACY, SCORES, Score, client_scores, others_of
 from fedtilt.evaluation.statistics import paired_difference
 from fedtilt.evaluation.true_spread import client_estimates, knows_variances
 from fedtilt.evaluation.weighted_predictions import Weighted
@@ -37,35 +38,33 @@ class Metric:
         return metrics.by_name().get(self.key, math.nan)
 
 
+def _column(score: Score, key: str, title: str, about: str, *, spread: bool = False) -> Metric:
+    """A column in the unit of a score, or of its spread."""
+    unit = score.spread_unit if spread else score.unit
+    return Metric(key, title, f"{about}, {unit}" if unit else about, score.higher_is_better and not spread, unit)
+
+
 def comparison_metrics(score: Score, group: str) -> tuple[Metric, ...]:
     """The columns of a comparison: the main score, the fairness of both kinds, the worst and the best clients."""
-    title, unit, spread, higher = score.title, score.unit, score.spread_unit, score.higher_is_better
-    in_unit, in_spread = (f", {u}" if u else "" for u in (unit, spread))
-    extreme = "minimum" if higher else "maximum"
-    clients = f"std{'' if unit else f' of the {title}'} over clients{in_spread}"
-    groups = f"std over a client’s {in_words(group)}, mean over clients{in_spread}"
-    again = f"the same, std over clients{in_spread}"
-    main = (
-        Metric(score.name, title, f"mean over clients{in_unit}", higher, unit),
-        Metric("client_fairness", "client fairness", clients, False, spread),
-        Metric("client_data_fairness_mean", "client data fairness", groups, False, spread),
-        Metric("client_data_fairness_std", "client data fairness, std", again, False, spread),
-        Metric("worst", "worst 10 %", f"mean {title} of the worst tenth of the clients{in_unit}", higher, unit),
-        Metric("best", "best 10 %", f"mean {title} of the best tenth of the clients{in_unit}", higher, unit),
-        Metric(extreme, extreme, f"{title} of the worst client{in_unit}", higher, unit),
-        Metric(BEYOND_CHANCE, "beyond chance", f"client fairness without chance{in_spread}", False, spread),
-    )
-    return main + tuple(column for other in others_of(score) for column in _other_metrics(other))
-
-
-def _other_metrics(score: Score) -> tuple[Metric, Metric]:
-    """The columns of a score beside the main one."""
-    in_unit, in_spread = (f", {u}" if u else "" for u in (score.unit, score.spread_unit))
-    title, about = f"{score.title}, client fairness", f"std of the {score.title} over clients{in_spread}"
-    return (
-        Metric(score.name, score.title, f"mean over clients{in_unit}", score.higher_is_better, score.unit),
-        Metric(f"{score.name}_client_fairness", title, about, False, score.spread_unit),
-    )
+    title, extreme = score.title, "minimum" if score.higher_is_better else "maximum"
+    clients = f"std{'' if score.unit else f' of the {title}'} over clients"
+    groups = f"std over a client’s {in_words(group)}, mean over clients"
+    again, beyond_chance = "the same, std over clients", "client fairness without chance"
+    columns = [
+        _column(score, score.name, title, "mean over clients"),
+        _column(score, "client_fairness", "client fairness", clients, spread=True),
+        _column(score, "client_data_fairness_mean", "client data fairness", groups, spread=True),
+        _column(score, "client_data_fairness_std", "client data fairness, std", again, spread=True),
+        _column(score, "worst", "worst 10 %", f"mean {title} of the worst tenth of the clients"),
+        _column(score, "best", "best 10 %", f"mean {title} of the best tenth of the clients"),
+        _column(score, extreme, extreme, f"{title} of the worst client"),
+        _column(score, BEYOND_CHANCE, "beyond chance", beyond_chance, spread=True),
+    ]
+    for other in others_of(score):
+        key, name, about = f"{other.name}_client_fairness", other.title, f"std of the {other.title} over clients"
+        columns.append(_column(other, other.name, name, "mean over clients"))
+        columns.append(_column(other, key, f"{name}, client fairness", about, spread=True))
+    return tuple(columns)
 
 
 METRICS = comparison_metrics(ACCURACY, CLASS)  # of classes
@@ -139,26 +138,6 @@ VIEWS = {
         lambda summary: summary.clean,
     ),
 }
-
-
-class SeedValues(NamedTuple):
-    """One metric of one method, one value per seed."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        """Mean over seeds."""
-        return fmean(self.values)
-
-    @property
-    def std(self) -> float | None:
-        """Sample standard deviation over seeds; None for one seed.
-
-        >>> SeedValues((1.0, 3.0)).std
-        1.4142135623730951
-        """
-        return stdev(self.values) if len(self.values) > 1 else None
 
 
 Row = dict[str, SeedValues]  # by metric
@@ -279,12 +258,11 @@ def group_tables(run: Run) -> list[GroupTable]:
     """A table per grouping, of the evaluated models; only of groups with test samples in every seed."""
     first, score = run.compared[0].last(run.methods[0]).groups, run.score
     metrics, about = _group_metrics(score), f"{score.title} on its test samples at all clients"
-    about += f", {score.unit}" if score.unit else ""
     tables = []
     for column in first:
         found = {method: [seed_run.last(method).groups[column] for seed_run in run.compared] for method in run.methods}
         names = [n for n in first[column].values if all(n in g.values for seeds in found.values() for g in seeds)]
-        groups = tuple(Metric(f"group {n}", n, about, score.higher_is_better, score.unit) for n in names)
+        groups = tuple(_column(score, f"group {n}", n, about) for n in names)
         rows = {
             method: {metric.key: SeedValues(tuple(g.by_name()[metric.key] for g in seeds)) for metric in metrics}
             | {f"group {n}": SeedValues(tuple(g.values[n] for g in seeds)) for n in names}
@@ -297,15 +275,12 @@ def group_tables(run: Run) -> list[GroupTable]:
 
 
 def _group_metrics(score: Score) -> tuple[Metric, ...]:
-    unit, spread, higher = score.unit, score.spread_unit, score.higher_is_better
-    in_unit, in_spread = (f", {u}" if u else "" for u in (unit, spread))
-    in_clients = f"std over a client’s groups, mean over clients{in_spread}"
-    worst = f"{score.title} of a client’s worst group, mean over clients{in_unit}"
+    in_clients, worst = "std over a client’s groups, mean over clients", f"{score.title} of a client’s worst group"
     return (
-        Metric("worst", "worst group", f"{score.title} of the worst group{in_unit}", higher, unit),
-        Metric("spread", "spread", f"std over groups{in_spread}", False, spread),
-        Metric("client_spread_mean", "spread in clients", in_clients, False, spread),
-        Metric("client_worst", "worst in clients", worst, higher, unit),
+        _column(score, "worst", "worst group", f"{score.title} of the worst group"),
+        _column(score, "spread", "spread", "std over groups", spread=True),
+        _column(score, "client_spread_mean", "spread in clients", in_clients, spread=True),
+        _column(score, "client_worst", "worst in clients", f"{worst}, mean over clients"),
     )
 
 
@@ -363,19 +338,17 @@ class ClientScores(NamedTuple):
 
 def worst_clients(run: Run, methods: Sequence[str], limit: int = 12) -> list[ClientScores]:
     """The clients with the worst score under any method, worst first; methods contribute clients in turn."""
-    queues, higher = [], run.score.higher_is_better
+    sign = 1 if run.score.higher_is_better else -1
+    queues = []
     for method in methods:
         entries = []
         for i, seed_run in enumerate(run.compared):
-            clients = (seed_run.total.sum(1) > 0).nonzero().flatten().tolist()
-            values = client_scores(seed_run.sums(method), seed_run.total).tolist()
-            entries += [(a if higher else -a, i, client) for client, a in zip(clients, values, strict=True)]
+            values = sign * client_scores(seed_run.sums(method), seed_run.total)
+            entries += [(v, i, client) for client, v in zip(seed_run.tested, values.tolist(), strict=True)]
         queues.append(sorted(entries)[:limit])
     turns = [(i, client) for turn in zip(*queues, strict=True) for _, i, client in turn]
     worst = [_client_scores(methods, run.compared[i], client) for i, client in list(dict.fromkeys(turns))[:limit]]
-    if higher:
-        return sorted(worst, key=lambda entry: min(entry.values.values()))
-    return sorted(worst, key=lambda entry: -max(entry.values.values()))
+    return sorted(worst, key=lambda entry: min(sign * value for value in entry.values.values()))
 
 
 def _client_scores(methods: Sequence[str], seed_run: SeedRun, client: int) -> ClientScores:

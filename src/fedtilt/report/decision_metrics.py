@@ -1,20 +1,27 @@
-"""Decision metrics of a run and their figures, for its page."""
+"""Decision metrics of a run, and their figures: ROC, precision and recall, confusion, reliability."""
 
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from fedtilt.evaluation.decision_metrics import METRICS, OVERALL_METRICS, Metric, metrics_for
-from fedtilt.evaluation.metrics import ACCURACY
-from fedtilt.evaluation.metrics_frame import metrics_frame
+from fedtilt.evaluation.metrics_frame import metrics_frame, with_targets
+from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.predictions import Predictions
-from fedtilt.report.compare import SeedValues, best_methods
-from fedtilt.report.decision_figures import decision_figures
-from fedtilt.report.figure import Figure, Style
+from fedtilt.evaluation.scores import ACCURACY
+from fedtilt.evaluation.threshold import Threshold
+from fedtilt.evaluation.weighted_predictions import Array, PredictedClasses, reliability_curve
+from fedtilt.report.compare import best_methods
+from fedtilt.report.figure import Figure, Style, figure_layout, heat, heat_layout, line, plotly_text
 from fedtilt.report.run_reader import Run
 
 _MAX_METHODS = 5  # the best
 _RESAMPLES = 200  # a page is written quickly; `fedtilt metrics` takes more
+MAX_CLASSES = 25  # of a confusion matrix
+_MAX_POINTS = 200  # of a curve
+PredictionsBySeed = Mapping[str, Sequence[Predictions]]  # method → one per seed
 
 
 class Cell(NamedTuple):
@@ -62,3 +69,144 @@ def _cells(by_seed: Sequence[Predictions], names: Sequence[str]) -> list[Cell]:
             uncertainty = f"{interval.low:.3f} to {interval.high:.3f}" if interval.kind else ""
         cells.append(Cell(values.mean, uncertainty))
     return cells
+
+
+# -- figures ---------------------------------------------------------------------------------------------------------
+
+
+def decision_figures(
+    predictions: PredictionsBySeed, styles: Mapping[str, Style], thresholds: Mapping[str, Threshold]
+) -> list[Figure]:
+    """The figures of classes; of two classes, ROC and precision–recall of the rarer one come first."""
+    first = next(iter(predictions.values()))[0]
+    figures = []
+    if first.rarer_class is not None and len(first.labels.unique()) == 2:
+        figures += _threshold_curves(predictions, styles, first.rarer_class)
+    if len(first.class_names) <= MAX_CLASSES:
+        figures.append(_confusion(predictions, thresholds))
+    return [*figures, _reliability(predictions, styles)]
+
+
+def _pooled(by_seed: Sequence[Predictions]) -> PredictedClasses:
+    """The samples of all seeds together."""
+    samples = [with_targets(p) for p in by_seed]
+    return PredictedClasses(
+        np.concatenate([s.labels for s in samples]), np.concatenate([s.probabilities for s in samples])
+    )
+
+
+def _dotted(x: list[float], y: list[float]) -> dict[str, Any]:
+    return {
+        "type": "scatter", "mode": "lines", "x": x, "y": y, "line": {"color": "#7f858d", "width": 1, "dash": "dot"},
+        "hoverinfo": "skip", "name": "", "showlegend": False, "meta": {},
+    }  # fmt: skip
+
+
+def _axes(x: str, y: str, names: Iterable[str]) -> dict[str, Any]:
+    axes = {"xaxis": x, "yaxis": y}
+    return figure_layout(370, list(names), **{a: {"title": {"text": t}, "range": [0, 102]} for a, t in axes.items()})
+
+
+def _threshold_curves(predictions: PredictionsBySeed, styles: Mapping[str, Style], label: int) -> list[Figure]:
+    """ROC, and precision against recall, of one class over all thresholds."""
+    from sklearn.metrics import precision_recall_curve, roc_curve  # slow to import
+
+    name, share = next(iter(predictions.values()))[0].class_names[label], 0.0
+    roc, precision_recall = (
+        _Curves("%{y:.0f} % found, %{x:.0f} % false alarms"),
+        _Curves("%{x:.0f} % found, %{y:.0f} % right"),
+    )
+    for method, by_seed in predictions.items():
+        samples = _pooled(by_seed)
+        is_class, score = samples.labels == label, samples.probabilities[:, label]
+        share = 100 * float(is_class.mean())
+        roc.add(method, styles[method], *roc_curve(is_class, score, drop_intermediate=False)[:2])
+        precision, recall, _ = precision_recall_curve(is_class, score)
+        precision_recall.add(method, styles[method], recall[-2::-1], precision[-2::-1])
+    return [
+        Figure(
+            name="roc", title=f"ROC of {name}", rows=roc.rows, columns=("method", "false_positive_rate", "recall"),
+            data=[_dotted([0, 100], [0, 100]), *roc.data],
+            note=f"Share of {name} that is found against the share of the others that is taken for it; the dotted line "
+            "is chance.", layout=_axes("false alarms (%)", "found (%)", predictions),
+        ),
+        Figure(
+            name="precision-recall", title=f"Precision and recall of {name}", rows=precision_recall.rows,
+            columns=("method", "recall", "precision"), data=[_dotted([0, 100], [share, share]), *precision_recall.data],
+            note=f"Share of the predictions of {name} that are right, against the share that is found; the area is the "
+            f"AUPRC. The dotted line is chance: {share:.1f} %.",
+            layout=_axes("found (%)", "right (%)", predictions),
+        ),
+    ]  # fmt: skip
+
+
+class _Curves:
+    """The curves of methods, in percent: their points as rows, and their lines."""
+
+    def __init__(self, hover: str) -> None:
+        self._hover, self.rows, self.data = hover, list[tuple[Any, ...]](), list[dict[str, Any]]()
+
+    def add(self, method: str, style: Style, x: Array, y: Array) -> None:
+        """Add a curve, of many points some."""
+        chosen = np.unique(np.linspace(0, len(x) - 1, min(len(x), _MAX_POINTS)).round().astype(int))
+        points = 100 * np.stack([x, y])[:, chosen]
+        self.rows += [(method, *point) for point in points.T.tolist()]
+        self.data.append(line(method, style, points[0], points[1], self._hover))
+
+
+def _confusion(predictions: PredictionsBySeed, thresholds: Mapping[str, Threshold]) -> Figure:
+    """Which class is predicted for the samples of each class, one method at a time."""
+    data: list[dict[str, Any]] = []
+    rows: list[tuple[Any, ...]] = []
+    names = next(iter(predictions.values()))[0].class_names
+    labels = [plotly_text(name, 18) for name in names]
+    for method, by_seed in predictions.items():
+        counts = np.zeros((len(names), len(names)), dtype=int)
+        for found in by_seed:
+            probabilities = found.probabilities
+            threshold = thresholds.get(method)
+            predicted = probabilities.argmax(1) if threshold is None else threshold.classes(probabilities, names)
+            np.add.at(counts, (found.labels.numpy(), predicted.numpy()), 1)
+        shares = 100 * counts / counts.sum(1, keepdims=True).clip(1)
+        rows += [(method, names[i], names[j], int(counts[i, j])) for i in range(len(names)) for j in range(len(names))]
+        hover = "%{y}, predicted as %{x}: %{text} samples, %{z:.1f} %"
+        z, text = shares.round(2).tolist(), counts.tolist()
+        data.append(heat(method, labels, labels, z, text, hover, visible=not data, texttemplate="%{text}"))
+    layout = heat_layout(max(370, 110 + 22 * len(names)), "predicted", "actual", 100, " %")
+    layout["xaxis"] |= {"constrain": "domain"}
+    chosen = " with the threshold that was chosen on validation data" if thresholds else ""
+    return Figure(
+        name="confusion", title="Confusion", data=data, layout=layout, rows=rows,
+        columns=("method", "actual", "predicted", "samples"),
+        note=f"Test samples by their class and the predicted one{chosen}; the colour is the share of the class.",
+        selectors={"method": list(predictions)} if len(predictions) > 1 else {},
+    )  # fmt: skip
+
+
+def _reliability(predictions: PredictionsBySeed, styles: Mapping[str, Style]) -> Figure:
+    """The accuracy of predictions by their confidence, the samples of all seeds together."""
+    data: list[dict[str, Any]] = [_dotted([0, 100], [0, 100])]
+    rows: list[tuple[Any, ...]] = []
+    for method, by_seed in predictions.items():
+        curve = reliability_curve(_pooled(by_seed))
+        rows += [(method, *found) for found in curve]
+        confidence, accuracy, low, high, samples = map(np.array, zip(*curve, strict=True))
+        error = {"type": "data", "symmetric": False, "thickness": 1, "width": 3, "color": styles[method].faint(0.6)}
+        error |= {"array": _percent(high - accuracy), "arrayminus": _percent(accuracy - low)}
+        hover = "confidence %{x:.0f} %: accuracy %{y:.0f} %, %{customdata} samples"
+        data.append(
+            line(
+                method, styles[method], _percent(confidence), _percent(accuracy), hover, mode="lines+markers",
+                error_y=error, customdata=samples.tolist(),
+            )
+        )  # fmt: skip
+    return Figure(
+        name="reliability", title="Reliability",
+        note="Accuracy of predictions by their confidence, with 95 % intervals; on the dotted line, both are equal.",
+        data=data, layout=_axes("confidence (%)", "accuracy (%)", predictions), rows=rows,
+        columns=("method", "confidence", "accuracy", "low", "high", "samples"),
+    )  # fmt: skip
+
+
+def _percent(shares: Array) -> list[float]:
+    return [round(100 * float(share), 2) for share in shares]

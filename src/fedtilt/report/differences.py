@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.statistics import PairedDifference, mean_difference, paired_difference
-from fedtilt.report.compare import Metric, SeedValues, comparison_table, overview_metrics
+from fedtilt.report.compare import Metric, comparison_table, overview_metrics
 from fedtilt.report.run_reader import Run
 from fedtilt.report.tables import format_interval
 

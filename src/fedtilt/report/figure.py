@@ -1,7 +1,7 @@
 """A figure of a page: plain plotly JSON and its data as CSV, the styles of methods, and names as plotly text."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,42 @@ def figure_layout(height: int, legend_names: Sequence[str] = (), **layout: Any) 
         "tracegroupgap": 0,
     }  # fmt: skip
     return {"height": height, "margin": margin, "legend": legend, "hovermode": "closest"} | layout
+
+
+def trace(kind: str, method: str, **more: Any) -> dict[str, Any]:
+    """What a figure shows of one method."""
+    return {"type": kind, "name": plotly_text(method), "meta": {"method": method}} | more
+
+
+def line(method: str, style: "Style", x: Iterable[Any], y: Iterable[Any], hover: str, **more: Any) -> dict[str, Any]:
+    """The line of a method."""
+    values = {
+        "mode": "lines", "x": [round4(value) for value in x], "y": [round4(value) for value in y],
+        "line": {"color": style.color, "dash": style.dash, "width": 2},
+        "marker": {"color": style.color, "symbol": style.symbol, "size": 6},
+        "hovertemplate": f"{hover}<extra>%{{fullData.name}}</extra>",
+    }  # fmt: skip
+    return trace("scatter", method, **values | more)
+
+
+def heat(method: str, x: list[str], y: list[str], z: Any, text: Any, hover: str, **more: Any) -> dict[str, Any]:
+    """The cells of a method; the page has the colours."""
+    values = {
+        "x": x, "y": y, "z": z, "text": text, "coloraxis": "coloraxis", "xgap": 1, "ygap": 1,
+        "hovertemplate": f"{hover}<extra>%{{fullData.name}}</extra>",
+    }  # fmt: skip
+    return trace("heatmap", method, **values | more)
+
+
+def heat_layout(height: int, x: str, y: str, largest: float, unit: str, **scale: Any) -> dict[str, Any]:
+    """The layout of `heat` with the titles of its axes and its largest value."""
+    bar = {"thickness": 10, "outlinewidth": 0, "ticksuffix": unit}
+    return figure_layout(
+        height,
+        xaxis={"type": "category", "title": {"text": x}, "nticks": 25},
+        yaxis={"type": "category", "title": {"text": y}, "autorange": "reversed"},
+        coloraxis={"cmin": 0, "cmax": largest, "colorbar": bar} | scale,
+    )
 
 
 def capitalise(text: str) -> str:

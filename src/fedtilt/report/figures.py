@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from fedtilt.evaluation.metrics import client_scores
-from fedtilt.report.compare import Metric, SeedValues, best_methods, metrics_of
-from fedtilt.report.figure import Figure, Style, capitalise, figure_layout, plotly_text, round4
+from fedtilt.evaluation.over_seeds import SeedValues
+from fedtilt.evaluation.scores import client_scores
+from fedtilt.report.compare import Metric, best_methods, metrics_of
+from fedtilt.report.figure import Figure, Style, capitalise, figure_layout, line, plotly_text, round4, trace
 from fedtilt.report.heat_map import heat_map
 from fedtilt.report.run_reader import Run, SeedRun
 
@@ -43,19 +44,15 @@ def learning_curve(run: Run, methods: Sequence[str], styles: dict[str, Style], m
         points = [(number, SeedValues(tuple(by_round[number]))) for number in sorted(by_round)]
         rows += [(method, number, values.mean, values.std, len(values.values)) for number, values in points]
         band = [(number, values.mean, values.std) for number, values in points if values.std is not None]
-        style = styles[method]
         if band and len(methods) <= MAX_BANDS:
-            data.append(_band(method, style, band, 100.0 if metric.unit == "%" else float("inf")))
+            data.append(_band(method, styles[method], band, 100.0 if metric.unit == "%" else float("inf")))
+        means = [values.mean for _, values in points]
         data.append(
-            {
-                "type": "scatter", "mode": "lines+markers" if len(points) <= 30 else "lines",
-                "name": plotly_text(method), "legendgroup": plotly_text(method), "meta": {"method": method},
-                "zorder": len(methods) - i,  # dots and dashes are on top: a line below them stays visible
-                "x": [number for number, _ in points], "y": [round4(values.mean) for _, values in points],
-                "line": {"color": style.color, "dash": style.dash, "width": 2},
-                "marker": {"color": style.color, "symbol": style.symbol, "size": 5},
-                "hovertemplate": "round %{x}: %{y:.2f}<extra>%{fullData.name}</extra>",
-            }
+            line(
+                method, styles[method], [number for number, _ in points], means, "round %{x}: %{y:.2f}",
+                mode="lines+markers" if len(points) <= 30 else "lines", legendgroup=plotly_text(method),
+                zorder=len(methods) - i,  # dots and dashes are on top: a line below them stays visible
+            )
         )  # fmt: skip
     y_title = {"text": f"{metric.title} ({metric.unit})" if metric.unit else metric.title}
     layout = figure_layout(310, methods, xaxis={"title": {"text": "round"}}, yaxis={"title": y_title})
@@ -98,20 +95,17 @@ def sorted_clients(run: Run, methods: Sequence[str], styles: dict[str, Style]) -
         points = [(100 * (i + 0.5) / len(clients), *clients[i]) for i in indices]
         rows += [(method, seed, name, share, value, outliers) for share, value, seed, name, outliers in points]
         seed_text = ", seed {}" if len(run.compared) > 1 else ""
-        symbol = styles[method].symbol
-        symbols = [f"{symbol}-open" if outliers else symbol for *_, outliers in points]
+        style = styles[method]
+        symbols = [f"{style.symbol}-open" if outliers else style.symbol for *_, outliers in points]
+        marker = {"color": style.color, "size": 7 if len(points) < 80 else 4}
+        shares, values = ([point[i] for point in points] for i in (0, 1))
         data.append(
-            {
-                "type": "scatter", "mode": "lines+markers", "name": plotly_text(method), "meta": {"method": method},
-                "x": [round4(share) for share, *_ in points], "y": [round4(value) for _, value, *_ in points],
-                "text": [f"client {plotly_text(name)}{seed_text.format(seed)}" for _, _, seed, name, _ in points],
-                "line": {"color": styles[method].faint(0.45), "width": 1},
-                "marker": {
-                    "color": styles[method].color, "size": 7 if len(points) < 80 else 4,
-                    "symbol": symbols if mark_outliers else symbol,
-                },
-                "hovertemplate": "%{text}: %{y:.1f}" + f"{unit}<extra>%{{fullData.name}}</extra>",
-            }
+            line(
+                method, style, shares, values, f"%{{text}}: %{{y:.1f}}{unit}", mode="lines+markers",
+                text=[f"client {plotly_text(name)}{seed_text.format(seed)}" for _, _, seed, name, _ in points],
+                line={"color": style.faint(0.45), "width": 1},
+                marker=marker | {"symbol": symbols if mark_outliers else style.symbol},
+            )
         )  # fmt: skip
     fair = "high" if score.higher_is_better else "low"
     note = f"One mark per client, from the lowest {title} to the highest; flat and {fair} is fair."
@@ -133,12 +127,11 @@ def _clients_height(methods: Sequence[str]) -> int:
 
 def _client_points(seed_run: SeedRun, method: str) -> list[tuple[float, int, str, bool | None]]:
     """(score, seed, name, has outliers) of every client with test data."""
-    clients = (seed_run.total.sum(1) > 0).nonzero().flatten().tolist()
     values = client_scores(seed_run.sums(method), seed_run.total).tolist()
     has_outliers = [None] * len(seed_run.total) if seed_run.has_outliers is None else seed_run.has_outliers.tolist()
     return [
         (a, seed_run.seed, seed_run.client_names[client], has_outliers[client])
-        for client, a in zip(clients, values, strict=True)
+        for client, a in zip(seed_run.tested, values, strict=True)
     ]
 
 
@@ -170,14 +163,13 @@ def histogram(run: Run, methods: Sequence[str], styles: dict[str, Style]) -> Fig
         share = (100 * count / len(values[method])).tolist()
         rows += [(method, edges[b], edges[b + 1], int(count[b]), share[b]) for b in range(BINS)]
         data.append(
-            {
-                "type": "bar", "name": plotly_text(method), "meta": {"method": method}, "yaxis": axis, "xaxis": "x",
-                "x": [round4(edge + width / 2) for edge in edges[:-1]], "y": [round4(s) for s in share],
-                "width": width * 0.92, "marker": {"color": styles[method].color},
-                "text": [f"{low:g} to {high:g}{unit}" for low, high in pairwise(edges)],
-                "textposition": "none", "customdata": count.tolist(),
-                "hovertemplate": "%{text}: %{customdata} clients, %{y:.0f} %<extra>%{fullData.name}</extra>",
-            }
+            trace(
+                "bar", method, yaxis=axis, xaxis="x", width=width * 0.92, marker={"color": styles[method].color},
+                x=[round4(edge + width / 2) for edge in edges[:-1]], y=[round4(s) for s in share],
+                text=[f"{low:g} to {high:g}{unit}" for low, high in pairwise(edges)],
+                textposition="none", customdata=count.tolist(),
+                hovertemplate="%{text}: %{customdata} clients, %{y:.0f} %<extra>%{fullData.name}</extra>",
+            )
         )  # fmt: skip
         layout[f"yaxis{axis[1:]}"] = {"range": [0, 100], "tickvals": [0, 50, 100]}
         layout["annotations"].append(

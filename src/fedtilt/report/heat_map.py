@@ -1,14 +1,13 @@
 """The heat map of the report: the score in every class or group of every client."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedtilt.data.groups import in_words
-from fedtilt.evaluation.metrics import ACCURACY, scores_of
-from fedtilt.report.figure import Figure, capitalise, figure_layout, plotly_text, round4
+from fedtilt.evaluation.scores import ACCURACY, scores_of
+from fedtilt.report.figure import Figure, capitalise, heat, heat_layout, plotly_text, round4
 from fedtilt.report.run_reader import Run, SeedRun
 
 MAX_CLIENTS = 120
@@ -37,38 +36,24 @@ def heat_map(run: Run, methods: Sequence[str]) -> Figure:
         for method in methods:
             sums = seed_run.sums(method)[clients][:, labels].transpose(0, 1)
             values = score.values(sums, total.clamp(min=1))
-            rows += [
-                (method, seed_run.seed, client_names[clients[i]], class_names[labels[k]],
-                 *([int(sums[k, i])] if score is ACCURACY else []), int(total[k, i]), float(values[k, i]))
-                for k, i in (total > 0).nonzero().tolist()
-            ]  # fmt: skip
-            data.append(
-                {
-                    "type": "heatmap", "name": plotly_text(method),
-                    "meta": {"method": method, "seed": str(seed_run.seed)},
-                    "visible": not data, "x": x, "y": y, "coloraxis": "coloraxis", "xgap": 1, "ygap": 1,
-                    "z": _cells(total, lambda k, i, values=values: round4(values[k, i])),
-                    "text": _cells(
-                        total, lambda k, i, sums=sums, n=total:
-                        f"{sums[k, i]} of {n[k, i]}" if score is ACCURACY else f"{n[k, i]} samples", "",
-                    ),
-                    "hoverongaps": False,
-                    "hovertemplate": f"client %{{x}}, {plotly_text(group)} %{{y}}: %{{z:.1f}}{unit} (%{{text}})"
-                    "<extra>%{fullData.name}</extra>",
-                }
-            )  # fmt: skip
+            z: list[list[float | None]] = [[None] * len(clients) for _ in labels]
+            text = [[""] * len(clients) for _ in labels]
+            for k, i in (total > 0).nonzero().tolist():
+                samples, correct = int(total[k, i]), [int(sums[k, i])] if score is ACCURACY else []
+                z[k][i] = round4(values[k, i])
+                text[k][i] = f"{correct[0]} of {samples}" if correct else f"{samples} samples"
+                names = client_names[clients[i]], class_names[labels[k]]
+                rows.append((method, seed_run.seed, *names, *correct, samples, float(values[k, i])))
+            hover = f"client %{{x}}, {plotly_text(group)} %{{y}}: %{{z:.1f}}{unit} (%{{text}})"
+            meta = {"method": method, "seed": str(seed_run.seed)}
+            data.append(heat(method, x, y, z, text, hover, meta=meta, visible=not data, hoverongaps=False))
     class_count = max(len(trace["y"]) for trace in data)
     label_height = 5 * max(len(name) for trace in data for name in trace["x"])  # long client names are slanted
-    layout = figure_layout(
-        120 + label_height + min(max(class_count, 4) * 24, 640),
-        xaxis={"type": "category", "title": {"text": "client"}, "nticks": 25},
-        yaxis={"type": "category", "title": {"text": plotly_text(group)}, "autorange": "reversed"},
-    )
-    bar = {"thickness": 10, "outlinewidth": 0, "ticksuffix": unit}
     largest = (
         100.0 if score.unit == "%" else max((z for trace in data for row in trace["z"] for z in row if z), default=1)
     )
-    layout["coloraxis"] = {"cmin": 0, "cmax": largest, "reversescale": not score.higher_is_better, "colorbar": bar}
+    height = 120 + label_height + min(max(class_count, 4) * 24, 640)
+    layout = heat_layout(height, "client", plotly_text(group), largest, unit, reversescale=not score.higher_is_better)
     selectors = {"method": list(methods), "seed": [str(seed_run.seed) for seed_run in run.compared]}
     return Figure(
         name="classes", title=f"{capitalise(score.title)} by {group} and client", note=" ".join(dict.fromkeys(notes)),
@@ -91,12 +76,6 @@ def _sample_worst(seed_run: SeedRun, methods: Sequence[str], dim: int, limit: in
     rest = order[limit // 2 :]
     sample = rest[torch.linspace(0, len(rest) - 1, limit - limit // 2).round().long()]
     return sorted(int(present[i]) for i in torch.cat([order[: limit // 2], sample]).unique())
-
-
-def _cells(total: Tensor, value: Callable[..., Any], empty: Any = None) -> list[list[Any]]:
-    """`value(k, i)` for every class and client with data, else `empty`."""
-    has_data = (total > 0).tolist()
-    return [[value(k, i) if cell else empty for i, cell in enumerate(row)] for k, row in enumerate(has_data)]
 
 
 def _axis_labels(names: Sequence[str]) -> list[str]:

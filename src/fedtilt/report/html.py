@@ -8,7 +8,6 @@ The markup is in templates/, where Jinja escapes every value. HTML is `Markup`, 
 
 import base64
 import zlib
-from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -40,20 +39,13 @@ def render(template: str, **values: Any) -> Markup:
     return Markup(_environment().get_template(template).render(values))
 
 
-def _component(name: str, *arguments: Any, **options: Any) -> Markup:
+def component(name: str, *arguments: Any, **options: Any) -> Markup:
+    """A macro of templates/components.html.j2."""
     return Markup(getattr(_environment().get_template("components.html.j2").module, name)(*arguments, **options))
 
 
 def document(*, title: str, what: str, main: str, footer: str, plots: bool = True) -> str:
-    """The whole page.
-
-    Args:
-        title: Title of the window.
-        what: The kind of page, next to the name of the package.
-        main: The content, as HTML.
-        footer: One line of text.
-        plots: Whether the page has figures; without them, it has no plotly.js.
-    """
+    """The whole page: `what` is its kind, `main` its content as HTML; without `plots`, it has no plotly.js."""
     return render(
         "document.html.j2", title=title, what=what, main=Markup(main), footer=footer, version=__version__,
         css=_asset("page.css"), script=_asset("page.js"), plotly=Markup(_packed_plotly()) if plots else "",
@@ -80,32 +72,9 @@ def text(content: str) -> Markup:
     return escape(content.replace(" %", "\N{NO-BREAK SPACE}%").replace(" points", "\N{NO-BREAK SPACE}points"))
 
 
-def table(head: str, body: Sequence[str], title: str) -> Markup:
-    """A sortable table that scrolls sideways if it is wide.
-
-    Args:
-        head: The headings (see `head`), as HTML.
-        body: The rows, as HTML.
-        title: Describes the table to screen readers.
-    """
-    return _component("table", Markup(head), Markup("".join(body)), title)
-
-
-def head(title: str, left: bool, *, hint: str = "", first: str = "ascending") -> Markup:
-    """A heading that sorts its column.
-
-    Args:
-        title: Text of the heading.
-        left: Whether it is aligned to the left, as text is; numbers are aligned to the right.
-        hint: Text shown on hover.
-        first: The order after the first click, "ascending" or "descending".
-    """
-    return _component("head", title, left=left, hint=hint, first=first)
-
-
 def figure(content: Figure, prefix: str = "") -> Markup:
     """A plot that the script draws just before it scrolls into view; the prefix makes its name unique on the page."""
-    return _component(
+    return component(
         "figure", key=f"{prefix}{content.name}", title=content.title, note=content.note,
         height=content.layout["height"], selectors=content.selectors,
         wide="xaxis2" in content.layout,  # several panels: a narrow page scrolls instead of squeezing them

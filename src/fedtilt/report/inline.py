@@ -47,7 +47,6 @@ def as_run(result: Result) -> Run:
     """A result as a run of one seed without a folder."""
     first = next(iter(result.values()))
     never = torch.zeros(len(first.total), dtype=torch.bool)
-    names = first.group_names.get(first.group) or tuple(map(str, range(first.total.shape[1])))
     seed_run = SeedRun(
         seed=0,
         history={name: found.history for name, found in result.items()},
@@ -55,7 +54,7 @@ def as_run(result: Result) -> Run:
         total=first.total,
         has_outliers=result.has_outliers,
         client_names=first.client_names,
-        class_names=names,
+        class_names=first.table()[2],
         group=first.group,
     )
     settings = {"methods": {name: {} for name in result}, "train": {"rounds": first.history[-1][0]}}

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedtilt.data.groups import in_words
+from fedtilt.errors import InputError
+from fedtilt.evaluation.prediction_sets import PredictionSets
 from fedtilt.report import html
 from fedtilt.report.compare import (
     VIEWS,
@@ -29,11 +31,15 @@ from fedtilt.report.decision_metrics import decision_metrics
 from fedtilt.report.differences import differences
 from fedtilt.report.figure import Style, styles
 from fedtilt.report.figures import MAX_METHODS, build_figures
-from fedtilt.report.prediction_sets import prediction_sets_table
 from fedtilt.report.run_reader import Run
 from fedtilt.report.summary import cautions, certificates, facts, fairness_beyond_chance, headline, worst_scores
 from fedtilt.report.verdict import thresholds, verdict
+from fedtilt.storage.predictions import declared_sets
 from fedtilt.version import __version__
+
+_COVERAGE = 0.9  # of prediction sets
+_MAX_SET_METHODS = 4
+_MAX_SET_CLIENTS = 40  # beyond, those with the lowest coverage
 
 
 def build_page(runs: Sequence[Run], published: Sequence[Published], folder: Path) -> str:
@@ -106,7 +112,7 @@ def _run_values(
         "is_rare": bool(rare_metrics(run)),
         "decision": decision._replace(figures=[]),
         "decision_figures": [html.figure(figure, f"{key}-") for figure in decision.figures],
-        "sets": prediction_sets_table(run),
+        "sets": _sets_table(run),
         "has_published": bool(published),
         "round": run.round,
         "several_seeds": len(run.compared) > 1,
@@ -151,9 +157,49 @@ def _worst_clients(run: Run) -> dict[str, Any]:
     return {
         "methods": methods,
         "rows": rows,
-        "count": sum(int((seed_run.total.sum(1) > 0).sum()) for seed_run in run.compared),
+        "count": sum(len(seed_run.tested) for seed_run in run.compared),
         "show_outliers": any(entry.seed_run.some_have_outliers for entry in worst),
         "show_selected": any(s.counts[m].never_selected.any() for s in run.compared for m in personal),
+    }
+
+
+def _prediction_sets(run: Run) -> dict[str, PredictionSets]:
+    """The sets of the best methods in the first seed; empty if there are no scores of validation data, or too few."""
+    found, seed_run = {}, run.compared[0]
+    for method in best_methods(run, _MAX_SET_METHODS):
+        stored = run.predictions[0].get(method)
+        try:
+            if stored is not None and stored.scores is not None:
+                found[method] = stored.prediction_sets(_COVERAGE)
+            elif run.fingerprint.get("runner") == "flower" and seed_run.folder is not None:
+                found[method] = declared_sets(seed_run.folder, seed_run.client_names, seed_run.total, _COVERAGE)
+            found = {name: sets for name, sets in found.items() if sets.rules}
+        except InputError:  # too few samples for this coverage, or none are declared
+            return {}
+    return found
+
+
+def _sets_table(run: Run) -> dict[str, Any]:
+    """What the page shows: a sentence per method, and a row per client."""
+    sets = _prediction_sets(run)
+    if not sets:
+        return {}
+    first = next(iter(sets.values()))
+    clients = sorted(first.rules, key=lambda n: min(found.shares[n] for found in sets.values()))
+    return {
+        "coverage": 100 * _COVERAGE,
+        "sentences": {method: str(found) for method, found in sets.items()},
+        "clients": len(clients),
+        "rows": [
+            {
+                "client": first.client_names[n],
+                "test": len(first.test[n]),
+                "validation": first.rules[n].samples,
+                "of_clients": first.rules[n].clients,
+                "shares": [found.shares[n] for found in sets.values()],
+            }
+            for n in clients[:_MAX_SET_CLIENTS]
+        ],
     }
 
 

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from fedtilt.data.groups import CLASS
 from fedtilt.errors import InputError, InputWarning
-from fedtilt.evaluation.metrics import SCORES, Counts, Score
+from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.evaluation.round_metrics import RoundMetrics
+from fedtilt.evaluation.scores import SCORES, Score
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.files import interpreting, read_json, read_toml
 from fedtilt.storage.evaluations import Evaluations, History
@@ -61,6 +62,11 @@ class SeedRun:
     def sums(self, method: str) -> Tensor:
         """Sums (N, K) of the evaluated models: correct predictions, or errors."""
         return self.counts[method].evaluated
+
+    @property
+    def tested(self) -> list[int]:
+        """The clients with test data."""
+        return self.total.sum(1).nonzero().flatten().tolist()
 
     @property
     def some_have_outliers(self) -> bool:

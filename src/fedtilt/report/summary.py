@@ -7,7 +7,7 @@ from statistics import fmean
 import torch
 
 from fedtilt.evaluation.certificate import Certificate, describe
-from fedtilt.evaluation.metrics import ACCURACY, Score, shares_of
+from fedtilt.evaluation.scores import ACCURACY, Score, shares_of
 from fedtilt.evaluation.true_spread import fairness_difference, true_spread
 from fedtilt.report.compare import (
     VIEWS,

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.statistics import PairedDifference
 from fedtilt.report.compare import (
     VIEWS,
     Metric,
     Published,
     Row,
-    SeedValues,
     baseline_table,
     comparison_cells,
     comparison_tables,

@@ -11,9 +11,9 @@ from fedtilt.data.groups import CLASS
 from fedtilt.evaluation.comparison import Comparison, compare, compare_clients
 from fedtilt.evaluation.decision_metrics import METRICS
 from fedtilt.evaluation.intervals import bootstrap
-from fedtilt.evaluation.metrics import ACCURACY, client_scores
 from fedtilt.evaluation.metrics_frame import with_targets
 from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.evaluation.scores import ACCURACY, client_scores
 from fedtilt.evaluation.statistics import PairedDifference
 from fedtilt.evaluation.weighted_predictions import Weighted
 from fedtilt.report.compare import baseline_table, comparison_table, lead_metric, rare_class

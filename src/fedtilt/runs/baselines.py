@@ -115,8 +115,6 @@ def _results(
         name: EvaluatedResult(
             name=name,
             history=history,
-            sums=counts[name].evaluated,
-            total=total,
             client_names=prepared.federation.client_names,
             group_names=groups,
             group_counts=counts[name].by_grouping(total, groups),

@@ -10,7 +10,7 @@ import torch
 
 from fedtilt.data.naming import client_number
 from fedtilt.errors import InputError
-from fedtilt.evaluation.metrics import client_scores
+from fedtilt.evaluation.scores import client_scores
 from fedtilt.locks import locked
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.spec_run import run_spec, spec_of

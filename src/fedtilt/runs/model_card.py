@@ -15,8 +15,8 @@ from fedtilt.data.groups import CLASS
 from fedtilt.data.naming import client_number
 from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
-from fedtilt.evaluation.metrics import ACCURACY, scores_of, shares_of
 from fedtilt.evaluation.round_metrics import RoundMetrics
+from fedtilt.evaluation.scores import ACCURACY, scores_of, shares_of
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.evaluation.weighted_predictions import clopper_pearson
 from fedtilt.files import write_bytes

@@ -289,8 +289,6 @@ def _result(
                 method=m,
                 threshold=Threshold.from_json(thresholds[m.name]) if m.name in thresholds else None,
                 history=evaluations.history[m.name],
-                sums=counts[m.name].evaluated,
-                total=total,
                 validation=evaluations.validation[m.name].evaluated if m.name in evaluations.validation else None,
                 client_names=prepared.federation.client_names,
                 group_names=groups,
