@@ -24,7 +24,7 @@ from reproduction import reproduce as run_experiments
 from reproduction.chapter import Chapter, Table, format_cell, is_numeric
 from reproduction.page.build import QUICK_RUN, build_page
 from reproduction.page.html import as_html
-from reproduction.page.markdown import front_page, site_pages
+from reproduction.page.markdown import LEADERBOARD, front_page, site_pages, with_leaderboard
 from reproduction.page.svg import write_svgs
 from reproduction.results import RESULTS, ResultsFolder
 from reproduction.runner import CaseStatus, case_statuses, damaged_results, experiment_names
@@ -199,6 +199,9 @@ def _write_page(folder: Path, to: Path | None) -> None:
     text, figures = front_page(page)
     drawn = write_svgs(figures, to / "figures")
     write_bytes(to / "README.md", text.encode())
+    board = to.parent / LEADERBOARD
+    if board.exists() and page.has("federations"):
+        write_bytes(board, with_leaderboard(board.read_text("utf-8"), page).encode())
     for name, chapter in site_pages(page).items():
         write_bytes(to / "chapters" / f"{name}.md", chapter.encode())
     _print(f"page: {to / 'README.md'} ({len(figures)} figures, {len(drawn)} of them redrawn), {to / 'chapters'}")

@@ -17,10 +17,11 @@ from fedtilt.devices import pick_device
 from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.prepare import PreparedRun, prepare
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.errors import Diverged
+from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.round_metrics import RoundMetrics, metrics_by_method
 from fedtilt.files import read_json, write_json
+from fedtilt.imports import import_function
 from fedtilt.methods import COMPONENTS, PRESETS, Method
 from fedtilt.runs.checkpointing import train_rounds
 from fedtilt.simulation import Round
@@ -32,7 +33,7 @@ MAX_CURVE_POINTS = 13
 _MEMORY_LIMIT = 8 * 2**30  # bytes: personal models of thirty settings fit; beyond that they go to files
 
 Details = Callable[[PreparedRun, Round, Mapping[str, Mapping[str, RoundMetrics]]], dict[str, Any]]
-Setting = dict[str, Any]  # preset and its arguments, as JSON; the settings of rules stand beside the rule
+Setting = dict[str, Any]  # preset or use, and its arguments, as JSON; the settings of rules stand beside the rule
 _OF_RULES = {"bad_share": "bad_share", "clip_radius": "radius", "root_samples": "root_samples"}
 
 PARTS = ("rounds", "methods", "settings", "diverged")  # keys that every result has
@@ -177,13 +178,14 @@ def trial_name(setting: Setting) -> str:
     >>> trial_name({"preset": "ditto", "mu": 0.1, "personal_start": "initial"})
     'ditto mu=0.1 personal_start=initial'
     """
-    settings = {key: value for key, value in setting.items() if key != "preset"}
+    made_by = setting.get("preset") or setting["use"]
+    settings = {key: value for key, value in setting.items() if key not in ("preset", "use")}
     texts = [f"{key}={value if isinstance(value, str) else f'{value:g}'}" for key, value in settings.items()]
-    return " ".join([setting["preset"], *texts])
+    return " ".join([made_by, *texts])
 
 
 def method_of(name: str, setting: Setting) -> Method:
-    """The method of a setting under this name.
+    """The method of a setting under this name: of a preset, or of the user's own function (use = "module:function").
 
     >>> setting = {"preset": "fedavg", "aggregator": "krum", "pre_aggregators": ["clipping"], "bad_share": 0.2}
     >>> method_of("a", setting).to_table()
@@ -195,9 +197,13 @@ def method_of(name: str, setting: Setting) -> Method:
         arguments["aggregator"] = _component("aggregator", arguments["aggregator"], flat)
     if "pre_aggregators" in setting:
         arguments["before"] = [_component("before", rule, flat) for rule in setting["pre_aggregators"]]
-    by_size = arguments.pop("by_size", False)
-    method = PRESETS[setting["preset"]](name=name, **arguments)
-    return replace(method, personal=replace(method.personal, by_size=True)) if by_size else method
+    if "use" not in setting:
+        return PRESETS[setting["preset"]](name=name, **arguments)
+    make = import_function(arguments.pop("use"), "use")
+    method = make(name=name, **arguments)
+    if not isinstance(method, Method):
+        raise InputError(f"use = {setting['use']!r} returns {type(method).__name__}; return a Method")
+    return method
 
 
 def _component(kind: str, rule: str, flat: Setting) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,14 @@ from fedtilt.evaluation.baselines import constant_outputs, pooled_outputs
 from fedtilt.evaluation.metrics import compute_metrics
 from fedtilt.evaluation.predictions import Predictions, predict, predictions_of
 from fedtilt.simulation import Round
-from reproduction.chapter import Chapter, Table
-from reproduction.experiment import Case, Experiment, OnProgress, Options, Results
+from reproduction.experiment import Case, Experiment, OnProgress, Options
+from reproduction.experiments.leaderboard import BASELINES, chapter
 from reproduction.prepared import read_table
 from reproduction.results import round_floats
+from reproduction.submitted import submissions
 from reproduction.training import Setting, evaluated, train_grid
 
-BASELINES = "baselines"
+__all__ = ["cases", "chapter", "measure"]
 _BINS = 10  # of the calibration error
 
 
@@ -41,21 +41,34 @@ def trials(settings: Mapping[str, Any], condition: str, model: str) -> dict[str,
 
 
 def cases(experiment: Experiment, options: Options) -> list[Case]:
-    """One case per condition, seed, table and model, and one for its baselines; the most useful ones are first."""
-    settings, result = experiment.settings, []
+    """One case per condition, seed, table and model, and one for its baselines; the most useful ones are first.
+
+    Submitted methods follow, each in cases of its own.
+    """
+    settings = experiment.settings
+    result, submitted = [], []
     for (condition, given), seed in product(settings["conditions"].items(), range(options.seeds or settings["seeds"])):
         for data, model in product(settings["data"], [*given["models"], BASELINES]):
-            if model == BASELINES and "attack" in given:
-                continue  # they train on rows, and the attack is on updates
             federation = {
                 "data": data, "clients": settings["clients"], "outliers": given.get("outliers", "none"), "seed": seed,
             }  # fmt: skip
-            if model != BASELINES:
-                federation |= _training(settings, data, model, given, trials(settings, condition, model))
             words = [data, condition, model]
-            what = f"{', '.join(words)}, seed {seed}"
-            result.append(Case(name=f"{'-'.join(words)}-seed-{seed}", what=what, settings=federation, needs=data))
-    return result
+            if model == BASELINES:
+                if "attack" not in given:  # they train on rows, and the attack is on updates
+                    result.append(_case(words, seed, federation))
+                continue
+            of_methods = trials(settings, condition, model)
+            result.append(_case(words, seed, federation | _training(settings, data, model, given, of_methods)))
+            for method in submissions():
+                own = {method.title: {f"{method.title} {n}": s for n, s in enumerate(method.settings, start=1)}}
+                training = _training(settings, data, model, given, own) | {"code": method.code}
+                submitted.append(_case([*words, method.name], seed, federation | training))
+    return result + submitted
+
+
+def _case(words: Sequence[str], seed: int, settings: dict[str, Any]) -> Case:
+    name, what = f"{'-'.join(words)}-seed-{seed}", f"{', '.join(words)}, seed {seed}"
+    return Case(name=name, what=what, settings=settings, needs=settings["data"])
 
 
 def _training(
@@ -207,93 +220,3 @@ def _mixed_effects(
     logit = with_constant(test) @ fitted.fe_mean + fitted.vc_mean[client_test]
     positive = torch.from_numpy(1 / (1 + np.exp(-logit))).float()
     return torch.stack([1 - positive, positive], 1)
-
-
-# -- the chapter -------------------------------------------------------------------------------------------------------
-
-COLUMNS = {"accuracy": 1, "worst": 1, "client_fairness": -1, "gap": -1, "calibration": -1}  # 1: more is better
-_TITLES = {
-    "accuracy": "accuracy", "worst": "worst 10 %", "client_fairness": "client fairness", "gap": "group gap",
-    "calibration": "calibration error",
-}  # fmt: skip
-Values = dict[str, dict[str, float]]  # method → column → its mean over the seeds
-
-
-def cell_values(results: Results, data: str, condition: str, model: str, seeds: Sequence[int]) -> Values:
-    """What the methods and baselines have in one cell, for the seeds in which both are measured."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for seed in seeds:
-        for part in (model, BASELINES):
-            result = results.get(f"{data}-{condition}-{part}-seed-{seed}", {"methods": {}})
-            for method, values in result["methods"].items():
-                row = {**values, "gap": max(values["gaps"].values(), default=0.0)}
-                for column in COLUMNS:
-                    found.setdefault(method, {}).setdefault(column, []).append(row[column])
-    return {method: {column: fmean(of) for column, of in columns.items()} for method, columns in found.items()}
-
-
-def mean_ranks(cells: Sequence[Values], column: str = "accuracy") -> dict[str, float]:
-    """Method → its mean rank over the cells, of the methods that all cells have; equal values share a rank."""
-    from scipy.stats import rankdata  # slow to import
-
-    methods = [method for method in cells[0] if all(method in cell for cell in cells)]
-    ranks = np.mean([rankdata([-COLUMNS[column] * cell[m][column] for m in methods]) for cell in cells], axis=0)
-    return dict(zip(methods, map(float, ranks), strict=True))
-
-
-def critical_difference(methods: int, cells: int) -> float:
-    """Two methods whose mean ranks differ by less are not significantly different, by Nemenyi's test at 5 %.
-
-    (J. Demsar, Statistical comparisons of classifiers over multiple data sets, JMLR 7, 2006.)
-
-    >>> round(critical_difference(4, 14), 2)
-    1.25
-    """
-    from scipy.stats import studentized_range  # slow to import
-
-    quantile = studentized_range.ppf(0.95, methods, np.inf) / np.sqrt(2)
-    return float(quantile * np.sqrt(methods * (methods + 1) / (6 * cells)))
-
-
-def chapter(experiment: Experiment, results: Results) -> Chapter:
-    """The ranking under every condition and model, and the accuracy on every table."""
-    settings, parts = experiment.settings, list[Table]()
-    seeds = range(settings["seeds"])
-    for condition, given in settings["conditions"].items():
-        for model in given["models"]:
-            cells = {
-                data: values for data in settings["data"]
-                if (values := cell_values(results, data, condition, model, seeds))
-            }  # fmt: skip
-            if cells:
-                parts += [_rank_table(cells, condition, model), _accuracy_table(cells, condition, model)]
-    return Chapter(title=experiment.title, lead=experiment.about.strip(), parts=parts)
-
-
-def _rank_table(cells: Mapping[str, Values], condition: str, model: str) -> Table:
-    tables = list(cells.values())
-    ranks = {column: mean_ranks(tables, column) for column in COLUMNS}
-    order = sorted(ranks["accuracy"], key=lambda method: ranks["accuracy"][method])
-    difference = critical_difference(len(order), len(tables))
-    return Table(
-        caption=f"Mean ranks, {condition}, {model}",
-        columns=["method", *_TITLES.values()],
-        rows=[[method, *(f"{ranks[column][method]:.1f}" for column in COLUMNS)] for method in order],
-        notes=f"Over {len(tables)} federations, 1 is best. Mean ranks that differ by less than {difference:.1f} are "
-        "not significantly different (Nemenyi's test at 5 %).",
-    )
-
-
-def _accuracy_table(cells: Mapping[str, Values], condition: str, model: str) -> Table:
-    ranks = mean_ranks(list(cells.values()))
-    rows: list[list[str | float]] = [
-        [method, *(f"{values[method]['accuracy']:.1f} ({values[method]['worst']:.0f})" for values in cells.values())]
-        for method in sorted(ranks, key=lambda method: ranks[method])
-    ]
-    return Table(
-        caption=f"Accuracy and, in brackets, that of the worst 10 % of the clients, {condition}, {model}",
-        columns=["method", *cells],
-        rows=rows,
-        notes="In %, mean over the clients, then over the seeds.",
-        folded=True,
-    )

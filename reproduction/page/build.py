@@ -10,9 +10,10 @@ from typing import Any
 
 from fedtilt.version import __version__
 from reproduction.chapter import CaptionedFigure, Chapter, FoldedText, Holds, Part, Table, Text, Verdict
-from reproduction.experiment import NAMES, Experiment
+from reproduction.experiment import NAMES, Experiment, Results
 from reproduction.experiments.paired import DatasetComparison
 from reproduction.experiments.tuned import compare_cells
+from reproduction.page.chance import chance_table
 from reproduction.page.impossible import impossible_table
 from reproduction.page.opening import opening
 from reproduction.results import CaseResult, ResultsFolder
@@ -44,6 +45,10 @@ class Page:
     not_measured: list[Experiment]  # experiments without any result
     records: dict[str, list[CaseResult]]  # of every chapter
 
+    def has(self, name: str) -> bool:
+        """Whether an experiment has results."""
+        return any(experiment.name == name for experiment, _ in self.chapters)
+
     def versions(self, name: str) -> str:
         """The versions of fedtilt that measured a chapter; older ones are marked."""
         counts = Counter(record.environment["fedtilt"] for record in self.records[name])
@@ -66,12 +71,12 @@ class Page:
 def build_page(folder: ResultsFolder) -> Page:
     """The page on all results of a folder."""
     chapters, not_measured, results_of = [], [], {}
-    experiments: list[Experiment] = []
+    loaded: list[tuple[Experiment, Results]] = []
     comparisons: list[DatasetComparison] = []
     quick = quick_only(folder)
     for name in NAMES:
         experiment, results = load_results(folder, name, quick=quick)
-        experiments.append(experiment)
+        loaded.append((experiment, results))
         if name == "tuned":  # the opening compares these
             comparisons += compare_cells(experiment, results).values()
         if not results:
@@ -89,9 +94,13 @@ def build_page(folder: ResultsFolder) -> Page:
         first.append(Text(markdown=folder.caution))
     first.append(_count_verdicts([verdict for _, chapter in chapters for verdict in chapter.verdicts]))
     preamble.insert(0, FoldedText(title="Metrics, settings, and what “better” and “holds” mean", markdown=_preface()))
-    impossible = impossible_table(experiments)
+    impossible = impossible_table([experiment for experiment, _ in loaded])
     if impossible:
         preamble.append(impossible)
+    paper = [(experiment, results) for experiment, results in loaded if experiment.kind == "comparison"]
+    chance = chance_table([(experiment, results) for experiment, results in paper if results])
+    if chance:
+        preamble.append(chance)
     if folder.notes:
         preamble.append(FoldedText(title="Notes on these runs", markdown=folder.notes))
     if results_of:

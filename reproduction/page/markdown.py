@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
@@ -22,6 +23,10 @@ from reproduction.chapter import (
 from reproduction.page.build import VERDICTS, Page, digest, source, themed
 
 FRONT = Path(__file__).parents[1] / "front.md"
+LEADERBOARD = "federations.md"  # in the folder above that of the front page
+_BLOCK = ("<!-- written by `python -m reproduction page --to docs/reproduction` -->", "<!-- end -->")
+_RANKS = 10  # methods of a table there; the chapter has all
+_FOLDED = 2  # folded tables there
 
 
 def front_page(page: Page) -> tuple[str, list[CaptionedFigure]]:
@@ -65,6 +70,18 @@ def site_pages(page: Page) -> dict[str, str]:
         blocks += _verdicts(chapter)
         pages[experiment.name] = "\n\n".join(block for block in blocks if block) + "\n"
     return pages
+
+
+def with_leaderboard(text: str, page: Page) -> str:
+    """docs/federations.md with the tables of the chapter between its two comments."""
+    chapters = {experiment.name: chapter for experiment, chapter in page.chapters}
+    tables = [part for part in chapters["federations"].parts if isinstance(part, Table)]
+    ranks = [replace(table, rows=table.rows[:_RANKS]) for table in tables if not table.folded]
+    folded = [table for table in tables if table.folded][:_FOLDED]
+    start, end = _BLOCK
+    before, _, rest = text.partition(start)
+    blocks = "\n\n".join(_part(part) for part in [*ranks, *folded])
+    return f"{before}{start}\n\n{blocks}\n\n{end}{rest.partition(end)[2]}"
 
 
 def _claims_table(page: Page) -> str:

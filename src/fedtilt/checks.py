@@ -34,6 +34,19 @@ def number(value: object, what: str) -> float:
     raise InputError(f"{what} must be a number, got {_format(value)}")
 
 
+def probability(value: object, what: str, example: float) -> float:
+    """A number between 0 and 1, both excluded.
+
+    >>> probability(95, "confidence", 0.95)
+    Traceback (most recent call last):
+    fedtilt.errors.InputError: confidence = 95 is not between 0 and 1; choose 0.95, for example
+    """
+    found = number(value, what)
+    if not 0 < found < 1:
+        raise InputError(f"{what} = {found:g} is not between 0 and 1; choose {example:g}, for example")
+    return found
+
+
 def whole(value: object, what: str, least: int | None = None) -> int:
     """Any integer, of at least `least`, as an int; a bool, a float or anything else raises.
 

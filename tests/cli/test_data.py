@@ -37,7 +37,7 @@ def test_list_shows_every_data_set_and_how_to_download_it(cli, tmp_path):
         "digits",
         "built in",
         "not downloaded",
-        "fedtilt data download mnist fashion-mnist cifar10",
+        "fedtilt data download mnist fashion-mnist cifar10 cifar100",
         str(tmp_path),
     ):
         assert word in out

@@ -102,33 +102,39 @@ def test_no_outliers_and_rates_of_0_and_1():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "noise"}, "outliers = 'noise' .* none, corruptions, gaussian, flips"),
-        ({"kind": "flips", "rate": 1.5}, "outlier_rate = 1.5"),
-        ({"kind": "flips", "rate": float("nan")}, "outlier_rate must be a number, got nan"),
-        ({"kind": "flips", "rate": "0.3"}, "outlier_rate must be a number, got '0.3'"),
-        ({"kind": "flips", "rate": None}, "outlier_rate must be a number, got None"),
-        ({"kind": "flips", "clients": True}, "outlier_clients must be a number, got True"),
-        ({"kind": "gaussian", "strength": [1.0]}, r"outlier_strength must be a number, got \[1.0\]"),
-        ({"strength": "strong"}, "outlier_strength must be a number, got 'strong'"),
-        ({"kind": None}, "outliers = None is unknown; choose one of none, corruptions, gaussian, flips"),
-        ({"kind": "flips", "clients": -0.1}, "outlier_clients = -0.1"),
-        ({"kind": "corruptions", "strength": 2.0}, "outlier_strength = 2.0 .* pixels"),
-        ({"kind": "gaussian", "strength": -1.0}, "outlier_strength = -1.0"),
+        ({"kind": "noise"}, "outliers: unknown kind 'noise'; choose one of none, corruptions, gaussian, flips"),
+        ({"kind": "flips", "rate": 1.5}, "outliers: rate must be a number ≥ 0 and ≤ 1, got 1.5"),
+        ({"kind": "flips", "rate": float("nan")}, "outliers: rate must be a number, got nan"),
+        ({"kind": "flips", "rate": "0.3"}, "outliers: rate must be a number, got '0.3'"),
+        ({"kind": "flips", "rate": None}, "outliers: rate must be a number, got None"),
+        ({"kind": "flips", "clients": True}, "outliers: clients must be a number, got True"),
+        ({"kind": "gaussian", "strength": [1.0]}, r"outliers: strength must be a number, got \[1.0\]"),
+        ({"strength": "strong"}, "outliers: strength must be a number, got 'strong'"),
+        ({"kind": None}, "outliers: unknown kind None; choose one of none, corruptions, gaussian, flips"),
+        ({"kind": "flips", "clients": -0.1}, "outliers: clients must be a number ≥ 0 and ≤ 1, got -0.1"),
+        ({"kind": "corruptions", "strength": 2.0}, "outliers.strength = 2.0 .* pixels"),
+        ({"kind": "gaussian", "strength": -1.0}, "outliers: strength must be a number ≥ 0, got -1.0"),
         (
             {"kind": "flips", "strength": 0.5},
-            "outlier_strength = 0.5 has no effect here; set outliers = 'corruptions' or",
+            "outliers.strength = 0.5 has no effect here; set outliers.kind = 'corruptions' or",
         ),
-        ({"rate": 0.5}, "outlier_rate = 0.5 has no effect here; set outliers = 'corruptions' or 'gaussian' or 'flips'"),
-        ({"clients": 0.5}, "outlier_clients = 0.5 has no effect here"),
-        ({"redraw": "once"}, "outlier_redraw = 'once' has no effect here"),
-        ({"redraw": "never"}, "outlier_redraw = 'never' is unknown; choose one of round, once"),
-        ({"kind": "flips", "flip_to": "far"}, "outlier_flip_to = 'far' .* client, any, nearest, pairs"),
-        ({"kind": "gaussian", "flip_to": "any"}, "outlier_flip_to = 'any' has no effect here; set outliers = 'flips'"),
-        ({"kind": "corruptions", "pairs": {"1": "2"}}, "outlier_pairs = .* has no effect here; set outliers = 'flips'"),
-        ({"kind": "flips", "flip_to": "pairs"}, "outlier_flip_to = 'pairs' needs outlier_pairs"),
-        ({"kind": "flips", "flip_to": "any", "pairs": {"1": "2"}}, "outlier_pairs .* outlier_flip_to = 'any'"),
-        ({"kind": "flips", "pairs": {"1": "1"}}, "outlier_pairs flips class '1' to itself"),
-        ({"kind": "flips", "pairs": {1: 2}}, "outlier_pairs = {1: 2} is not a table of class names"),
+        ({"rate": 0.5}, "outliers.rate = 0.5 has no effect here; set outliers.kind = 'corruptions' or 'gaussian' or"),
+        ({"clients": 0.5}, "outliers.clients = 0.5 has no effect here"),
+        ({"redraw": "once"}, "outliers.redraw = 'once' has no effect here"),
+        ({"redraw": "never"}, "outliers: unknown redraw 'never'; choose one of round, once"),
+        (
+            {"kind": "flips", "flip_to": "far"},
+            "outliers: unknown flip_to 'far'; choose one of client, any",
+        ),
+        (
+            {"kind": "gaussian", "flip_to": "any"},
+            "outliers.flip_to = 'any' has no effect here; set outliers.kind",
+        ),
+        ({"kind": "corruptions", "pairs": {"1": "2"}}, "outliers.pairs = .* has no effect here; set outliers.kind"),
+        ({"kind": "flips", "flip_to": "pairs"}, "outliers.flip_to = 'pairs' needs outliers.pairs"),
+        ({"kind": "flips", "flip_to": "any", "pairs": {"1": "2"}}, "outliers.pairs .* outliers.flip_to = 'any'"),
+        ({"kind": "flips", "pairs": {"1": "1"}}, "outliers.pairs flips class '1' to itself"),
+        ({"kind": "flips", "pairs": {1: 2}}, "outliers.pairs = {1: 2} is not a table of class names"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
@@ -210,13 +216,13 @@ def test_flips_to_the_nearest_class_and_by_pairs():
 
 
 def test_flips_need_classes_that_exist_and_numbers_to_compare():
-    with pytest.raises(InputError, match="outlier_pairs has the class 'd', which 'line' does not have; .* a, b, c"):
+    with pytest.raises(InputError, match="outliers.pairs has the class 'd', which 'line' does not have; .* a, b, c"):
         build(outliers="flips", outlier_pairs={"a": "d"})
     tokens = torch.arange(12).reshape(6, 2)
     data = Dataset(
         name="words", x_train=tokens, y_train=tokens[:, 0] % 3, x_test=tokens, y_test=tokens[:, 0] % 3, classes=3
     )
-    with pytest.raises(InputError, match="outlier_flip_to = 'nearest' compares numbers, and 'words' has tokens"):
+    with pytest.raises(InputError, match="outliers.flip_to = 'nearest' compares numbers, and 'words' has tokens"):
         Federation.build(data, clients=1, partition="iid", outliers="flips", outlier_flip_to="nearest")
 
 

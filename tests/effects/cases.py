@@ -208,7 +208,6 @@ COMPONENT_CASES: dict[str, ComponentCase] = {  # component.rule.setting
     "personal.proximal.start": ComponentCase("initial"),
     "personal.proximal.lr": ComponentCase(0.05),
     "personal.proximal.epochs": ComponentCase(2),
-    "personal.proximal.by_size": ComponentCase(True),
     "personal.moreau.mu": ComponentCase(2.0),
     "personal.moreau.inner_steps": ComponentCase(2),
     "personal.moreau.lr": ComponentCase(0.05),

@@ -24,6 +24,7 @@ from fedtilt.evaluation.prediction_sets import (
     number_bins,
     set_rule,
 )
+from fedtilt.report import write as write_report
 
 TRAIN = {"participation": 1.0, "epochs": 2, "workers": 0}
 
@@ -168,6 +169,23 @@ def test_the_coverage_of_every_client_on_held_out_data(name: str, tmp_path: Path
         first = slice(0, len(sets.test[0]))
         error = (p.outputs - p.numbers.double())[first].abs()  # type: ignore[union-attr]
         assert sets.covered[0] == int((error <= size / 2).sum())
+
+
+def test_the_bound_on_bad_clients_is_printed_and_in_the_report(tmp_path: Path) -> None:
+    data = ft.Federation.build(ft.data.load("digits"), clients=30, partition="iid", max_train=40, validation=0.3)
+    result = ft.run([ft.fedavg()], data, ft.models.logistic, rounds=2, **TRAIN, out=tmp_path / "run")
+    sets = result.prediction_sets(0.9, bad_share=0.1)["fedavg"]
+    kept = [sets.scores._most_alike(27, n) for n in range(30)]
+    assert [rule.clients for rule in sets.rules.values()] == [len(clients) for clients in kept]
+    samples, bad = len(sets.scores.validation[0]), 3  # of each client; clients that may be bad
+    honest = {(len(clients) - bad) * samples + 1 for clients in kept}
+    lowest, highest = (f([(math.ceil(0.9 * n) + k) / n for n in honest]) for f, k in ((min, 0), (max, bad * samples)))
+    text = f"the expected coverage is {100 * lowest:.1f} to {100 * min(1, highest):.1f} %"
+    assert f"whatever 10 % of the clients report, {text}" in str(sets)
+    assert "whatever" not in str(result.prediction_sets(0.9)["fedavg"])
+    page = write_report([tmp_path / "run"], tmp_path / "report.html").read_text()
+    assert "fedavg, if clients may be bad: sets for" in page
+    assert "Coverage by client" in page
 
 
 def test_a_run_without_validation_data_says_what_to_do() -> None:

@@ -125,3 +125,13 @@ def test_what_cannot_be_exported_is_one_line(
     assert printed.code == 2
     assert message in printed.err
     assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize("command", ["report", "metrics", "audit", "check", "resume"])
+def test_what_needs_the_run_folder_of_the_server_says_so_on_a_site(
+    folders: dict[str, Path], fedtilt: Callable, command: str
+) -> None:
+    printed = fedtilt(command, str(folders["north"]))
+    assert printed.code == 2
+    (report,) = folders["north"].rglob("report.txt")
+    assert f"is not a run folder: a site has {report}, and the server the run" in " ".join(printed.err.split())

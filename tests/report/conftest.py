@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fedtilt import report
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import federation_of, load
 from tests.helpers.hostile_names import CLIENT, NASTY
@@ -26,6 +27,16 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         (folder / f"seed-{seed}" / "federation.json").write_text(json.dumps(names))
     return folder
+
+
+@pytest.fixture(scope="session")
+def page_file(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return report.write([run_folder], tmp_path_factory.mktemp("page") / "report.html")
+
+
+@pytest.fixture(scope="session")
+def page(page_file: Path) -> str:
+    return page_file.read_text()
 
 
 @pytest.fixture

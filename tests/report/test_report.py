@@ -31,11 +31,6 @@ from fedtilt.report.summary import cautions, headline, worst_scores
 from tests.helpers.hostile_names import CLIENT, NASTY
 
 
-@pytest.fixture(scope="module")
-def page(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return report.write([run_folder], tmp_path_factory.mktemp("page") / "report.html").read_text()
-
-
 def _figures(page: str) -> list[dict[str, Any]]:
     return [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page, re.DOTALL)]
 
@@ -120,21 +115,11 @@ def test_published_numbers_are_below_ours(run_folder: Path, tmp_path: Path) -> N
     published = {"ditto": {"accuracy": 90.0}}
     ours = json.loads((run_folder / "results.json").read_text())["methods"]["ditto"]["accuracy"]["mean"]
     gap = f"{ours - 90:+.2f}".replace("-", "−")
-    page = report.write([run_folder], tmp_path / "r.html", published=published).read_text()
+    page = report.write([run_folder], tmp_path / "r.html", published=[published]).read_text()
     assert f'<div class="published">90.00 ({gap})</div>' in page
     text = report.markdown([run_folder], published=[published])
     assert "| published | 90.00 |" in text
     assert f"| difference | {gap} |" in text
-    with pytest.raises(InputError, match="2 entries for 1 runs"):
-        report.csv([run_folder], published=[None, None])
-
-
-def test_several_runs_have_an_overview(run_folder: Path, copy: Path, tmp_path: Path) -> None:
-    page = report.write([run_folder, copy], tmp_path / "r.html").read_text()
-    assert page.count("<article") == 2
-    assert "<h2>Overview</h2>" in page
-    assert page.count('id="plotly"') == 1
-    assert len(re.findall("^## ", report.markdown([run_folder, copy]), re.MULTILINE)) == 2
 
 
 # -- summary -----------------------------------------------------------------------------------------------------------

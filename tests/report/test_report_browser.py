@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from fedtilt import report
 from tests.helpers.chromium import Browser
 from tests.helpers.hostile_names import NASTY
 
@@ -16,12 +15,11 @@ PLOT = "document.querySelector('#run-0-{} .plot')"
 
 
 @pytest.fixture(scope="module")
-def opened(window: Browser, run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Browser:
+def opened(window: Browser, page_file: Path) -> Browser:
     """The page, opened once; every test restores its state."""
-    page = report.write([run_folder], tmp_path_factory.mktemp("page") / "report.html")
     window.size(1280, 6000)  # tall: every figure is in view and drawn
     window.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
-    window.open(page)
+    window.open(page_file)
     window.script("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
     window.until(DRAWN)
     return window

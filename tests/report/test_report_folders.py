@@ -68,6 +68,7 @@ def _break(folder: Path, file: str, content: bytes) -> None:
         ("spec.toml", b"rounds = 3\n# sha256:12\n", "spec.toml was damaged or changed after it was written"),
         ("seed-0/federation.json", b'{"clients": [], "classes": [], "has_outliers": []}', "names 0 clients"),
         ("seed-0/federation.json", b"{}", "federation.json is damaged"),
+        ("seed-0/federation.json", b"", "federation.json is missing or damaged"),
     ],
 )
 def test_a_damaged_folder_raises_a_one_line_error(copy: Path, file: str, content: bytes, sentence: str) -> None:
@@ -104,7 +105,9 @@ def _random_run(folder: Path, clients: int, methods: list[str]) -> Path:
         correct = torch.randint(i // 3, 11, (clients, 10), generator=generator)
         counts[name] = Counts(correct, None, nobody.clone())
     summaries = {name: round_metrics(count, total, nobody) for name, count in counts.items()}
-    RunFolder(folder / "seed-0").evaluations.record(1, summaries, counts, total)
+    run_folder = RunFolder(folder / "seed-0")
+    run_folder.describe(clients=[*map(str, range(clients))], classes=[*map(str, range(10))], has_outliers=[])
+    run_folder.evaluations.record(1, summaries, counts, total)
     settings = {"methods": {name: {} for name in methods}, "train": {"rounds": 1}, "data": "x", "clients": clients,
                 "outliers": {"kind": "none", "rate": 0.3, "clients": 1.0}}  # fmt: skip
     (folder / "seed-0" / "fingerprint.json").write_text(json.dumps(settings))

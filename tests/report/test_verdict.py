@@ -1,5 +1,6 @@
 """The sentences that say whether a run is any good, on counts and predictions with a known answer."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from fedtilt.data.groups import CLASS
+from fedtilt.evaluation.gains import client_gains
 from fedtilt.evaluation.groups import Grouping
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.predictions import CLIENT, Predictions
@@ -15,6 +17,7 @@ from fedtilt.evaluation.threshold import Threshold
 from fedtilt.report.compare import overview_metrics, rare_class
 from fedtilt.report.decision_metrics import decision_figures
 from fedtilt.report.figure import Style
+from fedtilt.report.figures import who_gains
 from fedtilt.report.run_reader import Run, SeedRun
 from fedtilt.report.verdict import model_cautions, thresholds, verdict
 
@@ -70,14 +73,18 @@ def majority() -> Predictions:
 def test_federation_helps_all_but_the_client_that_is_better_off_alone() -> None:
     ours = predicting([2, 2, 3, 2, 2, 3, 2, 14])
     alone = predicting([8, 7, 9, 8, 7, 8, 9, 0])
-    helps, who, constant = verdict(run_of({"fedavg": ours}, {"local": alone, "majority": majority()}))
+    helps, who, shares, constant = verdict(run_of({"fedavg": ours}, {"local": alone, "majority": majority()}))
     assert helps.startswith("Whether federation helps is not clear: against every client alone, fedavg changes the ")
     assert who == "Better off alone beyond chance: ward 7."
+    outcomes = Counter(client.outcome for client in client_gains(ours, alone, "local").clients)
+    assert outcomes["loses"] == 1
+    counts = f"{outcomes['gains']} gain, {outcomes['ties']} tie, 1 lose"
+    assert shares == f"By the 95 % intervals of their own test samples: {counts}."
     assert constant.startswith(
         "Predicting the majority class has 70.0 %; against it, fedavg changes the accuracy by +20.6"
     )
     ours = predicting([2, 2, 3, 2, 2, 3, 2, 4])
-    helps, who, _ = verdict(
+    helps, who, _, _ = verdict(
         run_of({"fedavg": ours}, {"local": predicting([8, 7, 9, 8, 7, 8, 9, 8]), "majority": majority()})
     )
     assert helps.startswith(
@@ -86,6 +93,19 @@ def test_federation_helps_all_but_the_client_that_is_better_off_alone() -> None:
     assert who == "No client has a better accuracy alone."
     hurts, *_ = verdict(run_of({"fedavg": alone}, {"local": predicting([1, 0, 2, 1, 0, 1, 2, 0])}))
     assert hurts.startswith("Federation does not help here: ")
+
+
+def test_the_figure_of_who_gains_has_the_intervals_of_the_clients() -> None:
+    ours, alone = predicting([2, 2, 3, 2, 2, 3, 2, 14]), predicting([8, 7, 9, 8, 7, 8, 9, 0])
+    run = run_of({"fedavg": ours}, {"local": alone, "majority": majority(), "pooled boosting": ours})
+    (figure,) = who_gains(run, ["fedavg"])
+    assert [trace["meta"]["against"] for trace in figure.data] == ["local", "pooled boosting"]
+    worst = figure.rows[0]
+    assert worst[:4] == ("fedavg", "local", "ward 7", SAMPLES)
+    assert worst[-1] == "loses"
+    assert figure.data[0]["y"][0] - figure.data[0]["error_y"]["arrayminus"][0] == pytest.approx(worst[5], abs=1e-3)
+    assert set(figure.data[1]["y"]) == {0.0}
+    assert who_gains(run_of({"fedavg": ours}, {"majority": majority()}), ["fedavg"]) == []
 
 
 def test_no_method_is_better_than_the_majority_and_pooled_rows_are() -> None:

@@ -1,20 +1,30 @@
 """The leaderboard on federations that exist: its cases, its data in files, its baselines and its ranks."""
 
+import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import friedmanchisquare
+from scipy.stats import chi2, friedmanchisquare
 
 import fedtilt as ft
-from fedtilt.errors import InputWarning
+from fedtilt.errors import InputError, InputWarning
+from fedtilt.evaluation.metrics import compute_metrics
+from fedtilt.evaluation.true_spread import true_spread
+from reproduction import submitted
 from reproduction.experiment import Options, load
-from reproduction.experiments import federations
+from reproduction.experiments import federations, leaderboard
+from reproduction.page.chance import beyond_chance
 from reproduction.prepared import prepare, read_table
-from reproduction.runner import reproduce
+from reproduction.results import ResultsFolder
+from reproduction.runner import case_statuses, reproduce
+from reproduction.training import method_of
+from tests.docs.code_blocks import blocks_of
 
+FEDERATIONS = Path(__file__).parents[2] / "docs" / "federations.md"
 KEYS = ("x_train", "y_train", "client_train", "x_test", "y_test", "client_test")
 
 
@@ -50,7 +60,7 @@ def test_a_prepared_table_is_the_table(tmp_path):
 
 def test_one_setting_is_chosen_on_validation_data_and_measured_on_test_data():
     experiment = load("federations", quick=True)
-    few = {name: experiment.settings["methods"][name] for name in ("FedAvg", "Ditto, mu by size")}
+    few = {name: experiment.settings["methods"][name] for name in ("FedAvg", "Ditto")}
     experiment = replace(experiment, settings={**experiment.settings, "methods": few})
     case = federations.cases(experiment, Options())[0]
     result = federations.measure(case, Options(device="cpu"), lambda *_: None)
@@ -83,26 +93,71 @@ def test_ranks_and_critical_difference():
     rng = np.random.default_rng(1)
     table = rng.random((6, 3))  # federations × methods
     cells = [{name: {"accuracy": value} for name, value in zip("abc", row, strict=True)} for row in table]
-    ranks = federations.mean_ranks(cells)
+    ranks = leaderboard.mean_ranks(cells)
     expected = (table[:, :, None] < table[:, None, :]).sum(2).mean(0) + 1
     assert list(ranks.values()) == pytest.approx(list(expected))
     statistic = 12 * 6 / (3 * 4) * (sum(rank**2 for rank in ranks.values()) - 3 * 4**2 / 4)
     assert statistic == pytest.approx(friedmanchisquare(*table.T).statistic)
-    assert federations.critical_difference(3, 6) == pytest.approx(
+    assert leaderboard.critical_difference(3, 6) == pytest.approx(
         2.343 * np.sqrt(3 * 4 / 36), abs=2e-3
     )  # Demsar's table
 
 
-def test_a_mu_by_size_is_mu_over_the_samples():
-    x, y = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
-    fed = ft.Federation.from_clients([(x[:20], y[:20]), (x[20:], y[20:])], test_share=0.25)
-    assert fed.train_sizes().tolist() == [15, 15]
-    fixed = ft.ditto(mu=0.2)
-    by_size = replace(ft.ditto(mu=3.0, name="by size"), personal=replace(fixed.personal, mu=3.0, by_size=True))
-    result = ft.run([fixed, by_size], fed, ft.models.logistic, rounds=2, participation=1.0, device="cpu")
-    for client in range(2):
-        own = [torch.cat([p.flatten() for p in result[m].personal(client).parameters()]) for m in ("ditto", "by size")]
-        assert torch.equal(*own)
+def test_friedman_and_wilcoxon_against_their_formulas():
+    rng = np.random.default_rng(2)
+    table = rng.random((6, 4))
+    cells = [{name: {"accuracy": value} for name, value in zip("abcd", row, strict=True)} for row in table]
+    ranks = np.array(list(leaderboard.mean_ranks(cells).values()))
+    statistic = 12 * 6 / (4 * 5) * ((ranks**2).sum() - 4 * 5**2 / 4)
+    assert leaderboard.friedman_p(cells) == pytest.approx(chi2.sf(statistic, 3))
+    # all signs equal: one of the 2 ** 5 assignments on either side
+    assert leaderboard.wilcoxon_p([0.1, 0.2, 0.3, 0.4, 0.5]) == pytest.approx(2 / 2**5)
+    assert leaderboard.wilcoxon_p([0.0, 0.0]) == 1.0
+
+
+def test_the_spread_beyond_chance_of_a_cell_is_that_of_the_library():
+    correct, samples = [9, 5, 3, 7], [10, 10, 4, 9]
+    result = {"methods": {"a": {"accuracy": 1.0, "worst": 1.0, "client_fairness": 1.0, "correct": correct,
+                                "gaps": {}, "calibration": 0.0}}, "samples": samples}  # fmt: skip
+    values = leaderboard.cell_values({"cgd-plain-mlp-seed-0": result}, "cgd", "plain", "mlp", [0, 1])
+    expected = true_spread(torch.tensor(correct)[:, None], torch.tensor(samples)[:, None]).moments
+    assert values["a"]["beyond_chance"] == pytest.approx(expected)
+
+
+def test_the_recorded_metrics_tell_the_part_of_chance():
+    correct, samples = torch.tensor([[90], [80], [99], [85]]), torch.full((4, 1), 100)
+    metrics = compute_metrics(correct, samples)
+    assert beyond_chance(metrics.accuracy, metrics.client_fairness, 4, 100) == pytest.approx(metrics.beyond_chance)
+
+
+def test_a_submitted_method_is_one_file_and_one_command(tmp_path, monkeypatch):
+    code = next(block.code for block in blocks_of(FEDERATIONS) if "TITLE" in block.code)
+    folder = tmp_path / "submitted_methods"
+    folder.mkdir()
+    (folder / "ditto_median.py").write_text(code.replace("reproduction.submitted", "submitted_methods"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(submitted, "FOLDER", folder)
+    monkeypatch.setattr(submitted, "__name__", "submitted_methods")
+    options = Options(quick=True, device="cpu")
+    only = ["cgd-plain-logistic-ditto_median"]
+    found = reproduce("federations", tmp_path / "results", options=options, only=only)
+    assert found.measured == ["federations/cgd-plain-logistic-ditto_median-seed-0"]
+    (record,) = ResultsFolder(tmp_path / "results").records("federations").values()
+    assert set(record.result["methods"]) == {"Ditto, median"}
+    assert record.settings["methods"]["Ditto, median 3"]["mu"] == 1.0
+    with (folder / "ditto_median.py").open("a") as file:
+        file.write("# changed\n")
+    again = case_statuses(["federations"], ResultsFolder(tmp_path / "results"), options, only)
+    assert "code was" in again[0].stale
+    (folder / "ditto_median.py").write_text("TITLE = 'none'\n")
+    monkeypatch.delitem(sys.modules, "submitted_methods.ditto_median")
+    with pytest.raises(InputError, match="needs TITLE, a name, and SETTINGS, a list of 4"):
+        list(submitted.submissions())
+
+
+def test_a_function_that_returns_no_method_is_named():
+    with pytest.raises(InputError, match="use = 'builtins:dict' returns dict; return a Method"):
+        method_of("mine", {"use": "builtins:dict", "mu": 0.1})
 
 
 @pytest.mark.slow

@@ -120,6 +120,19 @@ def test_the_best_round_of_a_run_without_an_early_stop_and_of_one_with_more_roun
         assert equal(result, plain)
 
 
+def test_clients_alone_train_as_long_and_as_fast_as_until_the_early_end(federation: ft.Federation) -> None:
+    settings = SETTINGS | {"schedule": ft.schedules.Cosine()}
+    for restore_best in (False, True):
+        stop = Patience(rounds=3, restore_best=restore_best)
+        result = ft.run(METHODS, federation, ft.models.logistic, stop=stop, **settings)
+        (end, _) = result["ditto"].history[-1]
+        assert end < 28
+        alone = settings | {"rounds": 15, "participation": 1.0}  # half of the clients take part in a round
+        rounds = ft.simulate([ft.methods.local()], federation, ft.models.logistic, **alone)
+        expected = next(r.counts["local"].evaluated for r in rounds if r.number == max(1, int(end / 2 + 0.5)))
+        assert torch.equal(result.baselines["local"].sums, expected)
+
+
 def test_simulate_ends_too(federation: ft.Federation, curve: list[tuple[float, float]]) -> None:
     rounds = [
         r.number for r in ft.simulate(METHODS, federation, ft.models.logistic, stop=Patience(rounds=3), **SETTINGS)

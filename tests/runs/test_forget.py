@@ -132,7 +132,12 @@ def test_the_command_says_who_gains_and_names_the_folder_to_delete(tmp_path: Pat
     assert result.exit_code == 0, result.output
     text = " ".join(result.output.split())
     assert "ditto, seed 0: the others change by" in text
-    assert model_digest(tmp_path / "run-without-1") in text
+    digest = model_digest(tmp_path / "run-without-1")
+    assert f"4 rounds again, from the first on: a whole run models: {digest}" in text
+    run_spec(load(tmp_path / "run-without-1/spec.toml"), tmp_path / "other")  # as the command says
+    assert f"models: {digest} (blake2b)\n" in CliRunner().invoke(app, ["check", str(tmp_path / "other")]).output
+    assert f'"models": "{digest}"' in CliRunner().invoke(app, ["check", str(tmp_path / "other"), "--json"]).output
+    assert digest not in CliRunner().invoke(app, ["check", str(tmp_path / "run")]).output
     assert "which still has the client" in text
     assert (tmp_path / "run-without-1/without.html").exists()
 

@@ -7,7 +7,6 @@ import pytest
 from fedtilt import spec
 from fedtilt.errors import InputError
 from fedtilt.methods import term
-from fedtilt.spec.method import MOVED, preset_settings
 
 ONE = '[[methods]]\npreset = "fedavg"\n'
 
@@ -52,7 +51,10 @@ WRONG_VALUES = [
     ),
     (["outliers.redraw=never"], r"outliers.redraw = 'never' is not possible; give one of round, once"),
     (["outliers.flip_to=far"], r"outliers.flip_to = 'far' is not possible; give one of client, any, nearest, pairs"),
-    (["outliers.flip_to=any", "outliers.pairs.3=5"], r"outliers.pairs = {'3': '5'} does not apply to outliers.flip_to"),
+    (
+        ["outliers.flip_to=any", "outliers.pairs.3=5"],
+        r"outliers.pairs = {'3': '5'} has no effect with outliers.flip_to",
+    ),
     (["outliers.pairs=[3, 5]"], r"outliers.pairs = \[3, 5\] is not possible; give a table of class names"),
     (["outliers.kind=corruptions", "outliers.strength=2"], r"outliers.strength = 2.0 is not a share"),
     (["model.name=resnet"], r"model.name = 'resnet' is not possible; give one of logistic, mlp, cnn"),
@@ -135,7 +137,7 @@ WRONG_VALUES = [
     (["methods.ditto.name=fedavg"], r"two methods are named 'fedavg'"),
     (
         ["methods.fedavg.alpha=1"],
-        r"methods.fedavg.alpha = 1 is not a setting of preset 'fedavg', which takes objective, personal",
+        r"methods.fedavg.alpha = 1 is not a setting of preset 'fedavg', but of a component: write correction = {",
     ),
     (["methods.fedtilt.lam="], r"methods.fedtilt.lam is missing; preset 'fedtilt' needs tau and lam"),
     (
@@ -148,7 +150,7 @@ WRONG_VALUES = [
     (["train.zzz=5"], r"train.zzz = 5 is not a key of a spec; choose one of rounds, participation"),
     (
         ["methods.fedtilt.lamb=5"],
-        r"methods.fedtilt.lamb = 5 is not a key of a spec; did you mean methods.fedtilt.lam\?",
+        r"methods.fedtilt.lamb = 5 is not a setting of preset 'fedtilt'; did you mean methods.fedtilt.lam\?",
     ),
     (["methods.krum.q=5"], r"'methods.krum.q=5' names an unknown method; the methods are fedavg, ditto, fedtilt"),
     (["training.rounds=5"], r"'training.rounds=5' names an unknown table; the tables are data, clients"),
@@ -198,7 +200,7 @@ def test_a_wrong_value_is_one_error_message(overrides, message):
         ("[[methods]]\npreset = 5\n", "methods.5.preset = 5 is not possible; give a method of"),
         (
             ONE + "tua = 1\n",
-            "methods.fedavg.tua = 1 is not a setting of preset 'fedavg'; did you mean methods.fedavg.tau?",
+            "methods.fedavg.tua = 1 is not a setting of preset 'fedavg', which takes objective, personal, ",
         ),
         (ONE + ONE, "two methods are named 'fedavg'; give one of them another name="),
         ("[trian]\nrounds = 5\n" + ONE, "trian = {'rounds': 5} is not a key of a spec; did you mean train?"),
@@ -246,50 +248,21 @@ def test_a_method_that_cannot_be_added_is_one_error_message():
     assert spec.load("digits", methods=["term"], overrides=["methods.term.t=2"]).methods[0].to_method() == term(2.0)
 
 
-OLD = [  # key of an earlier version, what else the method had, and how it is written now
-    ("tau = 2", "", "objective = { tau = 2 }"),
-    ("lam = -inf", "", "objective = { lam = -inf }"),
-    ('levels = [["class", 5]]', "", 'objective = { levels = [["class", 5]] }'),
+COMPONENT_SETTINGS = [  # what is not a key of a method, what else it has, and how it is written
+    ("tau = 2", "", 'objective = { rule = "tilted", tau = 2 }'),
     ("utility = 4.0", "", 'objective = { rule = "propfair", utility = 4.0 }'),
-    ("mu = 0.1", "", "personal = { mu = 0.1 }"),
-    ("lr_personal = 0.1", "", "personal = { lr = 0.1 }"),
-    ("epochs_personal = 2", "", "personal = { epochs = 2 }"),
-    ('personal_start = "initial"', "", 'personal = { start = "initial" }'),
-    ("inner_steps = 2", "", 'personal = { rule = "moreau", inner_steps = 2 }'),
-    ("head_epochs = 2", "", 'local = { names = ["last"], first_epochs = 2 }'),
-    ("client_tilt = 2.0", "", 'weighting = { rule = "loss", tilt = 2.0 }'),
-    ("weights_lr = 0.1", "", 'weighting = { rule = "afl", lr = 0.1 }'),
-    ("q = 1.0", "", 'aggregator = { rule = "tilted", q = 1.0 }'),
-    ('distance = "l1"', "", 'aggregator = { rule = "tilted", distance = "l1" }'),
-    ("steps = [5, 0.1]", "", 'aggregator = { rule = "tilted", steps = [5, 0.1] }'),
+    ("mu = 0.1", "", 'personal = { rule = "proximal", mu = 0.1 }'),
     ("bad_share = 0.2", 'aggregator = "krum"', 'aggregator = { rule = "krum", bad_share = 0.2 }'),
-    ("bad_share = 0.2", "", 'aggregator = { rule = "trimmed_mean", bad_share = 0.2 }'),
-    ("clip_radius = 1.0", "", 'before = [{ rule = "clipping", radius = 1.0 }]'),
-    ("root_samples = 50", "", 'aggregator = { rule = "fltrust", root_samples = 50 }'),
-    ("weights_bound = 0.2", "", 'aggregator = { rule = "fedmgda", bound = 0.2 }'),
-    ("update_length = 2.0", "", 'aggregator = { rule = "fedmgda", length = 2.0 }'),
-    ('pre_aggregators = ["nnm"]', "", 'before = ["nnm"]'),
-    ("bucket_size = 3", "", 'before = [{ rule = "bucketing", size = 3 }]'),
+    ("size = 3", "", 'before = [{ rule = "bucketing", size = 3 }]'),
 ]
 
 
-def test_the_cases_are_all_keys_that_have_moved():
-    assert {pair.partition(" ")[0] for pair, *_ in OLD} == {*MOVED}
-    assert not {*MOVED} & {*preset_settings("custom")}
-
-
-@pytest.mark.parametrize(("pair", "beside", "new"), OLD)
-def test_a_key_of_an_earlier_version_names_the_component_that_has_it(pair, beside, new, file):
-    old = f'[[methods]]\nname = "a"\n{beside}\n{pair}\n'
-    message = error_message(lambda: spec.load(file(old)))
-    assert message.startswith(f"methods.a.{pair} is a setting of a component: write {new}")
-    method = spec.load(file(f'[[methods]]\nname = "a"\n{new}\n')).methods[0].to_method()
-    assert list(method.to_table()) == [new.partition(" ")[0]]
+@pytest.mark.parametrize(("pair", "beside", "component"), COMPONENT_SETTINGS)
+def test_a_setting_of_a_component_names_the_component(pair, beside, component, file):
+    message = error_message(lambda: spec.load(file(f'[[methods]]\nname = "a"\n{beside}\n{pair}\n')))
+    assert message == (f"methods.a.{pair} is not a setting of preset 'custom', but of a component: write {component}")
+    method = spec.load(file(f'[[methods]]\nname = "a"\n{component}\n')).methods[0].to_method()
+    assert list(method.to_table()) == [component.partition(" ")[0]]
     if not beside:
         override = "methods.a." + pair.replace(" = ", "=", 1)
         assert error_message(lambda: spec.load(file('[[methods]]\nname = "a"\n'), overrides=[override])) == message
-
-
-def test_no_personal_model_is_the_default(file):
-    message = error_message(lambda: spec.load(file('[[methods]]\nname = "a"\nmu = inf\n')))
-    assert message == "methods.a.mu = inf, no personal model, is the default; leave it out"

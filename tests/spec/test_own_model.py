@@ -96,33 +96,37 @@ def test_every_command_takes_the_own_model(folder: Path, fedtilt: Callable) -> N
         assert torch.equal(model.state_dict()[name], value)
 
 
+def train_one_logit(fedtilt: Callable) -> np.ndarray:
+    """Train the model in `run`; the probabilities of the samples in new.npy."""
+    overrides = (
+        "model.name=own_model:one_logit", "data.name=toy-2", "clients.max_train=", "clients.count=2",
+        "train.participation=1", "model.arguments={width = 3}", "train.loss=cross_entropy",
+    )  # fmt: skip
+    settings = [word for override in overrides for word in ("--set", override)]
+    assert fedtilt("run", "mine.toml", *settings, "--out", "run", "--quiet").code == 0
+    np.save("new.npy", np.random.default_rng(0).normal(size=(5, 2)))
+    return ft.load("run", client="1").predict_proba("new.npy")
+
+
+def check_predictions(fedtilt: Callable, name: str, expected: np.ndarray) -> None:
+    assert fedtilt("export", "run", "--client", "1", "--to", name).code == 0
+    np.testing.assert_allclose(ft.load(name).predict_proba("new.npy"), expected, rtol=1e-5)
+    assert fedtilt("predict", name, "new.npy", "--to", f"{name}.csv").code == 0
+    rows = [line.split(",") for line in Path(f"{name}.csv").read_text().splitlines()[1:]]
+    np.testing.assert_allclose([[float(cell) for cell in row[2:]] for row in rows], expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_an_own_model_predicts_from_onnx(folder: Path, fedtilt: Callable) -> None:
+    check_predictions(fedtilt, "m.onnx", train_one_logit(fedtilt))
+
+
 def test_the_file_of_an_own_model_names_its_function_and_predicts(
     folder: Path, fedtilt: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = [
-        "--set",
-        "model.name=own_model:one_logit",
-        "--set",
-        "data.name=toy-2",
-        "--set",
-        "clients.max_train=",
-        "--set",
-        "clients.count=2",
-        "--set",
-        "train.participation=1",
-    ]
-    settings += ["--set", "model.arguments={width = 3}", "--set", "train.loss=cross_entropy"]
-    assert fedtilt("run", "mine.toml", *settings, "--out", "run", "--quiet").code == 0
-    np.save("new.npy", np.random.default_rng(0).normal(size=(5, 2)))
-    for name in ("m.safetensors", "m.onnx"):
-        assert fedtilt("export", "run", "--client", "1", "--to", name).code == 0
+    expected = train_one_logit(fedtilt)
+    check_predictions(fedtilt, "m.safetensors", expected)
     assert read_metadata(Path("m.safetensors"))["model"] == '{"name": "own_model:one_logit", "arguments": {"width": 3}}'
-    expected = ft.load("run", client="1").predict_proba("new.npy")
-    for name in ("m.safetensors", "m.onnx"):
-        np.testing.assert_allclose(ft.load(name).predict_proba("new.npy"), expected, rtol=1e-5)
-        assert fedtilt("predict", name, "new.npy", "--to", f"{name}.csv").code == 0
-        rows = [line.split(",") for line in Path(f"{name}.csv").read_text().splitlines()[1:]]
-        np.testing.assert_allclose([[float(cell) for cell in row[2:]] for row in rows], expected, rtol=1e-5)
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)

@@ -10,7 +10,7 @@ import pytest
 
 from fedtilt import spec
 from fedtilt.config.setting_fields import allowed_values, settings_of
-from fedtilt.data import Federation
+from fedtilt.data import Federation, Outliers
 from fedtilt.data.tables.settings import OF_TABLE
 from fedtilt.methods import (
     COMPONENTS,
@@ -142,7 +142,7 @@ def test_paths_are_relative_to_the_file_and_in_overrides_to_the_working_folder(f
 
 def test_defaults_equal_those_of_the_federation():
     build = {key: p.default for key, p in inspect.signature(Federation.build).parameters.items()}
-    clients, outliers = spec.ClientsSpec(), spec.OutliersSpec()
+    clients, outliers = spec.ClientsSpec(), Outliers()
     for key in ("partition", "classes_per_client", "alpha", "max_train", "validation"):
         assert getattr(clients, key) == build[key]
     assert build["clients"] is None  # then 100, or the data's own
@@ -150,7 +150,6 @@ def test_defaults_equal_those_of_the_federation():
     assert outliers.kind == build["outliers"]
     for key in ("rate", "strength", "clients", "redraw", "flip_to"):
         assert getattr(outliers, key) == build[f"outlier_{key}"]
-    assert outliers.to_outliers().pairs == build["outlier_pairs"]
 
 
 def test_a_method_has_every_setting_of_the_library():
@@ -196,9 +195,9 @@ def test_methods_equal_those_of_the_library(raw, method):
         (" train.lr = 1 ", lambda s: s.train.lr, 1.0),
         ("outliers.kind=none", lambda s: s.outliers.kind, "none"),
         ('outliers.kind="none"', lambda s: s.outliers.kind, "none"),
-        ("outliers.redraw=once", lambda s: s.outliers.to_outliers().redraw, "once"),
-        ("outliers.pairs.3=5", lambda s: s.outliers.to_outliers().pairs, {"3": "5"}),
-        ('outliers.pairs={3 = "5", 5 = 3}', lambda s: s.outliers.to_outliers().pairs, {"3": "5", "5": "3"}),
+        ("outliers.redraw=once", lambda s: s.outliers.redraw, "once"),
+        ("outliers.pairs.3=5", lambda s: s.outliers.pairs, {"3": "5"}),
+        ('outliers.pairs={3 = "5", 5 = 3}', lambda s: s.outliers.pairs, {"3": "5", "5": "3"}),
         ("model.hidden=[8]", lambda s: s.model.hidden, (8,)),
         ("seeds=3", lambda s: s.seeds, 3),
         ("name=2026-01-01", lambda s: s.name, "2026-01-01"),

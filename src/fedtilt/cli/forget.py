@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedtilt import report
-from fedtilt.cli.console import Console, echo, print_lines
+from fedtilt.cli.console import Console, echo, plural, print_lines
 from fedtilt.cli.options import Quiet
 from fedtilt.cli.run import print_run, train_and_print
 from fedtilt.errors import InputError
@@ -39,12 +39,12 @@ def forget(
         for path in forget_site(folder, client):
             echo(f"deleted {path}")
         return
-    new = out or folder.with_name(f"{folder.name}-without-{client}")
+    new, spec = out or folder.with_name(f"{folder.name}-without-{client}"), spec_of(folder)
 
     def train(callbacks: Sequence[Callback]) -> None:
         forget_client(folder, client, new, callbacks)
 
-    train_and_print(new, train, print_run, seeds=spec_of(folder).seeds, quiet=quiet, verbose=False, as_json=False)
+    train_and_print(new, train, print_run, seeds=spec.seeds, quiet=quiet, verbose=False, as_json=False)
     page = report.write([folder, new], new / "without.html")
     console = Console()
     for change in changes(folder, new):
@@ -56,5 +56,10 @@ def forget(
             console, f"{change.method}, seed {change.seed}: the others change by {mean:+.2f} on average; "
             f"lowest {least}; highest {most}",
         )  # fmt: skip
-    print_lines(console, f"models:     {model_digest(new)} (blake2b)", f"compared:   {page}",
-                f"next:       rm -r {shlex.quote(str(folder))}, which still has the client")  # fmt: skip
+    again = f"fedtilt run {shlex.quote(str(new / 'spec.toml'))} --out OTHER, then fedtilt check OTHER"
+    print_lines(
+        console, f"trained:    {plural(spec.train.rounds, 'round')} again, from the first on: a whole run",
+        f"models:     {model_digest(new)} (blake2b), those of a run that never had the client",
+        f"to verify:  delete its rows or samples, {again}", f"compared:   {page}",
+        f"next:       rm -r {shlex.quote(str(folder))}, which still has the client",
+    )  # fmt: skip

@@ -14,6 +14,7 @@ from fedtilt.cli.console import Console, echo, escape, fits, text_table
 from fedtilt.data.groups import in_words
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.decision_metrics import METRICS
+from fedtilt.evaluation.gains import client_gains
 from fedtilt.evaluation.intervals import NO_SAMPLES, Estimate
 from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame
 from fedtilt.evaluation.predictions import CLIENT, Predictions
@@ -22,7 +23,9 @@ from fedtilt.evaluation.true_spread import client_estimates, true_spread, true_s
 from fedtilt.files import write_bytes
 from fedtilt.report.run_reader import read_thresholds
 from fedtilt.runs.predictions import read_or_predict
+from fedtilt.storage.predictions import read_predictions
 from fedtilt.storage.provenance import seed_folder
+from fedtilt.storage.run_folder import baselines_folder
 from fedtilt.text_tables import csv_text
 
 _MAX_ROWS = 40  # groups in a table
@@ -88,6 +91,12 @@ def metrics(
     for name, predictions in run.by_method.items():
         for line in _beyond_chance(predictions, by, confidence):
             console.print(escape(f"{name}: {line}"))
+    if by == CLIENT:
+        alone = read_predictions(baselines_folder(seed_folder(folder, run.seed)), run.round).get("local")
+        if alone is not None:
+            for name, predictions in run.by_method.items():
+                gains = client_gains(predictions, alone, "local", confidence)
+                console.print(escape(f"{name}: {gains.in_words('every client alone')}"))
     if csv is not None:
         write_bytes(csv, _csv(frames, by).encode())
         echo(f"wrote {csv}")

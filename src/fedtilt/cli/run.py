@@ -107,7 +107,7 @@ def train_and_print(
 
 def write_report(folder: Path) -> Path:
     """Write the report of a run or a search, with published numbers if there are any, and return its path."""
-    return report.write([folder], folder / "report.html", published=published_for(folder))
+    return report.write([folder], folder / "report.html", published=[published_for(folder)])
 
 
 def print_run(console: Console, folder: Path, trained: object, seconds: float) -> None:

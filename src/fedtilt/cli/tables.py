@@ -155,8 +155,9 @@ def legend(run: Run) -> Table:
 
 
 def _baselines_text(run: Run) -> str:
+    ends = " or ".join(f"{round:,}" for round in sorted({seed_run.round for seed_run in run.compared}))
     meanings = {
-        "local": "local: every client alone, with as many steps",
+        "local": f"local: every client alone, with as many steps as in {ends} rounds",
         "majority": "majority: the same class for all",
         "mean": "mean: the same number for all",
         "frequencies": "frequencies: as often as in the training data, for all",

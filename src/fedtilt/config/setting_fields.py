@@ -15,6 +15,7 @@ from fedtilt.toml_text import format_toml
 
 REQUIRED: Any = MISSING  # a setting without a default
 Function = TypeVar("Function", bound=Callable[..., Any])
+Class = TypeVar("Class")
 _DEFAULT = re.compile("; default: ([^;]*)")
 Name = Annotated[str, "a file may have a whole number"]  # a column may be called 1
 
@@ -175,21 +176,32 @@ def check_table(settings: Any, table: str) -> None:
     """Check and convert every value of a frozen dataclass in place; errors name its table in the spec."""
     for each in fields(settings):
         value = getattr(settings, each.name)
-        if value is not None:
+        if value is not None or each.default is not None:
             try:
                 object.__setattr__(settings, each.name, check_value(each, value))
             except InputError as error:
                 raise InputError(f"{table}: {error}") from None
 
 
-def check_fields_used(settings: Any) -> None:
+def check_fields_used(settings: Any, table: str = "") -> None:
     """Raise NoEffect for a setting that has no effect beside the others, by the declarations `only_with`."""
-    declared = fields(settings)
+    prefix = f"{table}." if table else ""
+    declared = {f"{prefix}{each.name}": each for each in fields(settings)}
     checks.check_used(
-        {each.name: getattr(settings, each.name) for each in declared},
-        {each.name: each.default for each in declared},
-        {each.name: each.metadata["only_with"] for each in declared},
+        {key: getattr(settings, each.name) for key, each in declared.items()},
+        {key: default_of(each) for key, each in declared.items()},
+        {
+            key: {f"{prefix}{other}": values for other, values in each.metadata["only_with"].items()}
+            for key, each in declared.items()
+        },
     )
+
+
+def documented(table: type[Class]) -> type[Class]:
+    """List a dataclass' settings as the arguments in its docstring."""
+    lines = [f"    {name}: {each.metadata['meaning']}" for name, each in settings_of(table).items()]
+    table.__doc__ = "\n".join([inspect.getdoc(table) or "", "", "Args:", *lines])
+    return table
 
 
 def takes_settings(table: type) -> Callable[[Function], Function]:

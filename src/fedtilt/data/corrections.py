@@ -39,15 +39,10 @@ class _Place(NamedTuple):
 
 
 def corrected(federation: Federation, *, exclude: str | None = None, relabel: str | None = None) -> Federation:
-    """A federation without some training samples, or with other labels of some.
+    """A federation without the training samples in the file `exclude`, and with other labels of those in `relabel`.
 
     Samples that are test or validation data here, with another seed, stay as they are. Flips that are drawn once become
     the labels of the data, so that the other samples keep theirs.
-
-    Args:
-        federation: the federation
-        exclude: a file of samples to leave out
-        relabel: a file of samples that get the label in `looks_like`
     """
     if exclude is None and relabel is None:
         return federation

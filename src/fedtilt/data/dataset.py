@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from fedtilt import checks
 from fedtilt.data.dataset_checks import OPTIONAL, SIDES, as_group_names, as_names, check_contents, check_tensors
 from fedtilt.data.groups import GroupColumn, group_columns
-from fedtilt.data.inputs import Inputs, Shape, named_tensors, sample_shape, to_device
+from fedtilt.data.inputs import Inputs, Shape, named_tensors, sample_shape, take, to_device
 from fedtilt.data.targets import LabelTarget, NumericTarget, Target, TokenTarget
 from fedtilt.errors import InputError
 
@@ -174,3 +174,14 @@ class Dataset:
         if self.group_names is None or self.group_train is None or self.group_test is None:
             return of_targets
         return of_targets | group_columns(self.group_names, self.group_train, self.group_test)
+
+
+def split_dataset(columns: Mapping[str, Inputs | None], sides: Mapping[str, Tensor | slice], **others: Any) -> Dataset:
+    """A data set from all samples: the `columns` x, y, client, group, weight and rows, and the rows of each side."""
+    parts: dict[str, Any] = {
+        f"{key}_{side}": take(values, rows)
+        for key, values in columns.items()
+        if values is not None
+        for side, rows in sides.items()
+    }
+    return Dataset(**parts, **others)

@@ -62,15 +62,9 @@ def _combine(columns: Mapping[str, GroupColumn]) -> GroupColumn:
 
 
 def combinations(codes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The combinations of several columns' numbers that occur, in order, and which of them each sample has.
+    """The combinations (m, columns) of numbers ≥ 0 (n,) that occur, in order, and which of them each sample has (n,).
 
     It is `torch.unique` over rows, which is a hundred times slower.
-
-    Args:
-        codes: whole numbers ≥ 0, (n,) each
-
-    Returns:
-        (combinations, columns), and (n,)
 
     >>> found, group = combinations([torch.tensor([1, 0, 1]), torch.tensor([5, 7, 5])])
     >>> found.tolist(), group.tolist()

@@ -1,13 +1,23 @@
 """Outliers: corrupted training data, drawn anew for every client in every round, or once."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedtilt import checks, seeds
+from fedtilt import seeds
+from fedtilt.config.setting_fields import (
+    Name,
+    check_fields_used,
+    check_table,
+    default_of,
+    documented,
+    setting,
+    settings_of,
+)
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.inputs import Inputs
 from fedtilt.devices import upload
@@ -16,33 +26,17 @@ from fedtilt.errors import InputError
 KINDS = ("none", "corruptions", "gaussian", "flips")
 REDRAWS = ("round", "once")
 FLIP_TARGETS = ("client", "any", "nearest", "pairs")
-ONLY_WITH: checks.OnlyWith = {
-    **{key: {"kind": KINDS[1:]} for key in ("rate", "clients", "redraw")},
-    "strength": {"kind": ("corruptions", "gaussian")},
-    "flip_to": {"kind": ("flips",)},
-    "pairs": {"kind": ("flips",)},
-}
 _NUMBERS_AT_ONCE = 2**25  # random ones, of eight bytes each
 _STRENGTH = {"corruptions": 0.3, "gaussian": 1.0}
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Outliers:
     """Which outliers clients have, how many and how strong.
 
-    Args:
-        kind: 'none', 'corruptions' (some pixels become uniform in [0, 1]), 'gaussian' (noise is added) or 'flips' (the
-            label becomes another class)
-        rate: the probability that a sample is an outlier
-        strength: for corruptions the share of a sample's pixels (default 0.3), for gaussian the standard deviation
-            (default 1.0)
-        clients: the share of clients that have outliers
-        redraw: 'round' (drawn anew in every round) or 'once' (the same samples are outliers in every round, as
-            mislabelled data is in practice)
-        flip_to: for flips: 'client' (another class of the client), 'any' (another class of the data set; both are
-            drawn with equal probability), 'nearest' (the class with the nearest mean of the training samples) or
-            'pairs'; default: 'pairs' if these are given, else 'client'
-        pairs: class → the class that it flips to, by name; classes without a pair do not flip
+    'corruptions': some pixels become uniform in [0, 1]; 'gaussian': noise is added; 'flips': the label becomes another
+    class.
 
     >>> Outliers(kind="gaussian").strength
     1.0
@@ -50,85 +44,94 @@ class Outliers:
     'pairs'
     """
 
-    kind: str = "none"
-    rate: float = 0.3
-    strength: float | None = None
-    clients: float = 1.0
-    redraw: str = "round"
-    flip_to: str | None = None
-    pairs: Mapping[str, str] | None = None
+    kind: str = setting("none", "how training data is corrupted", choices=KINDS)
+    rate: float = setting(
+        0.3, "the share of a client's samples that are outliers", ge=0, le=1, only_with={"kind": KINDS[1:]}
+    )
+    strength: float | None = setting(
+        None,
+        "the share of pixels (corruptions) or the standard deviation (gaussian); default: 0.3 or 1",
+        ge=0,
+        example=0.5,
+        only_with={"kind": ("corruptions", "gaussian")},
+    )
+    clients: float = setting(1.0, "the share of clients that have outliers", ge=0, le=1, only_with={"kind": KINDS[1:]})
+    redraw: str = setting(
+        "round",
+        "when outliers are drawn: anew in every round, or once, as mislabelled data is in practice",
+        choices=REDRAWS,
+        only_with={"kind": KINDS[1:]},
+    )
+    flip_to: str | None = setting(
+        None,
+        "the class that a label flips to: another of the client, any other, the one with the nearest mean of the "
+        'training samples, or as in pairs; default: "pairs" if these are given, else "client"',
+        choices=FLIP_TARGETS,
+        example="any",
+        only_with={"kind": ("flips",)},
+    )
+    pairs: dict[str, Name] = setting(
+        {},
+        "the class that each class flips to; classes without a pair do not flip; it may be a table [outliers.pairs] "
+        "too",
+        allowed='a table of class names, such as {3 = "5"}',
+        only_with={"kind": ("flips",)},
+    )
+    left_out: ClassVar[tuple[str, ...]] = ()  # of an object: the settings that its kind has decided
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise InputError(f"outliers = {self.kind!r} is unknown; choose one of {', '.join(KINDS)}")
-        if self.redraw not in REDRAWS:
-            raise InputError(f"outlier_redraw = {self.redraw!r} is unknown; choose one of {', '.join(REDRAWS)}")
-        for key in ("rate", "clients"):
-            value = checks.number(getattr(self, key), f"outlier_{key}")
-            if not 0 <= value <= 1:
-                raise InputError(f"outlier_{key} = {value} is not a share; choose a number from 0 to 1")
-            object.__setattr__(self, key, value)
-        if self.strength is not None:
-            object.__setattr__(self, "strength", checks.number(self.strength, "outlier_strength"))
-        defaults = {field.name: field.default for field in fields(self)}
-        values = {key: getattr(self, key) for key in defaults}
-        checks.check_used(values, defaults, ONLY_WITH, lambda key: "outliers" if key == "kind" else f"outlier_{key}")
-        self._check_flips()
-        if self.strength is None:
-            object.__setattr__(self, "strength", _STRENGTH.get(self.kind))
-        elif self.kind == "corruptions" and not 0 <= self.strength <= 1:
-            raise InputError(f"outlier_strength = {self.strength} is not a share of the pixels; choose 0 to 1")
-        elif self.kind == "gaussian" and not 0 <= self.strength < float("inf"):
-            raise InputError(f"outlier_strength = {self.strength} is not a standard deviation; choose a number ≥ 0")
-
-    def _check_flips(self) -> None:
-        """Check `flip_to` and `pairs`, and set their defaults."""
-        pairs = None if self.pairs is None else _check_pairs(self.pairs)
-        object.__setattr__(self, "pairs", pairs)
-        if self.kind != "flips":
-            return
-        if self.flip_to is None:
-            object.__setattr__(self, "flip_to", "client" if pairs is None else "pairs")
-        if self.flip_to not in FLIP_TARGETS:
-            raise InputError(f"outlier_flip_to = {self.flip_to!r} is unknown; choose one of {', '.join(FLIP_TARGETS)}")
-        if self.flip_to == "pairs" and pairs is None:
-            raise InputError("outlier_flip_to = 'pairs' needs outlier_pairs, such as {'3': '5'}")
-        if self.flip_to != "pairs" and pairs is not None:
+        object.__setattr__(self, "pairs", _check_pairs(self.pairs or {}))
+        check_table(self, "outliers")
+        check_fields_used(self, "outliers")
+        if self.kind == "corruptions" and self.strength is not None and self.strength > 1:
+            raise InputError(f"outliers.strength = {self.strength} is not a share of the pixels; choose 0 to 1")
+        if self.flip_to == "pairs" and not self.pairs:
+            raise InputError("outliers.flip_to = 'pairs' needs outliers.pairs, such as {'3': '5'}")
+        if self.flip_to not in (None, "pairs") and self.pairs:
             raise InputError(
-                f"outlier_pairs = {pairs} does not apply to outlier_flip_to = {self.flip_to!r}; leave one out"
+                f"outliers.pairs = {self.pairs} has no effect with outliers.flip_to = {self.flip_to!r}; leave one out"
             )
+        flip_to = ("pairs" if self.pairs else "client") if self.kind == "flips" else None
+        decided = {"strength": _STRENGTH.get(self.kind), "flip_to": flip_to}
+        left_out = tuple(key for key in decided if getattr(self, key) is None)
+        for key in left_out:
+            object.__setattr__(self, key, decided[key])
+        object.__setattr__(self, "left_out", left_out)
 
     def to_json(self) -> dict[str, Any]:
-        """The settings for the record of a run, without unused ones that earlier versions did not have."""
-        new_defaults = {"redraw": "round", "flip_to": "client" if self.kind == "flips" else None, "pairs": None}
-        return {key: value for key, value in asdict(self).items() if value != new_defaults.get(key, ...)}
+        """The settings for the record of a run; some are part of it only if they are not the default."""
+        defaults: dict[str, Any] = {
+            "redraw": "round",
+            "flip_to": "client" if self.kind == "flips" else None,
+            "pairs": {},
+        }
+        return {key: value for key, value in asdict(self).items() if value != defaults.get(key, ...)}
 
 
 def _check_pairs(pairs: Any) -> dict[str, str]:
-    if (
-        not isinstance(pairs, Mapping)
-        or not pairs
-        or not all(isinstance(c, str) for pair in pairs.items() for c in pair)
-    ):
-        raise InputError(f"outlier_pairs = {pairs!r} is not a table of class names, such as {{'3': '5'}}")
+    if not isinstance(pairs, Mapping) or not all(isinstance(name, str) for pair in pairs.items() for name in pair):
+        raise InputError(f"outliers.pairs = {pairs!r} is not a table of class names, such as {{'3': '5'}}")
     for true, flipped in pairs.items():
         if true == flipped:
-            raise InputError(f"outlier_pairs flips class {true!r} to itself; name another class, or leave it out")
+            raise InputError(f"outliers.pairs flips class {true!r} to itself; name another class, or leave it out")
     return dict(pairs)
 
 
 def resolve_outliers(outliers: str | Outliers, **settings: Any) -> Outliers:
     """The outliers from a name and settings, or from an `Outliers`; settings beside an `Outliers` raise InputError."""
-    if isinstance(outliers, str):
-        return Outliers(kind=outliers, **settings)
-    if not isinstance(outliers, Outliers):
+    if not isinstance(outliers, Outliers) and outliers not in KINDS:
         raise InputError(
             f"outliers = {outliers!r} is unknown; choose one of {', '.join(KINDS)}, or pass a ft.data.Outliers"
         )
-    for key, value in settings.items():
-        if key in ("rate", "strength", "clients") and value is not None:
-            value = checks.number(value, f"outlier_{key}")
-        if value != getattr(Outliers, key):
+    if isinstance(outliers, str):
+        try:
+            return Outliers(kind=outliers, **settings)
+        except InputError as error:  # with the names of keywords
+            text = str(error).replace("outliers.kind", "outliers").replace("outliers.", "outlier_")
+            raise InputError(re.sub("outliers: (unknown )?", r"\1outlier_", text)) from None
+    for key, field in settings_of(Outliers).items():
+        value = settings.get(key)
+        if value is not None and value != default_of(field):
             raise InputError(f"outlier_{key} = {value!r} does not apply to {outliers}; use Outliers({key}={value!r})")
     return outliers
 
@@ -153,11 +156,11 @@ def resolve_flip_map(outliers: Outliers, dataset: Dataset) -> Tensor | None:
     if outliers.flip_to == "nearest":
         return nearest_classes(dataset)
     targets, names = torch.arange(dataset.classes), dataset.class_names
-    for pair in (outliers.pairs or {}).items():
+    for pair in outliers.pairs.items():
         for name in pair:
             if name not in names:
                 raise InputError(
-                    f"outlier_pairs has the class {name!r}, which {dataset.name!r} does not have; its classes are "
+                    f"outliers.pairs has the class {name!r}, which {dataset.name!r} does not have; its classes are "
                     f"{', '.join(names)}"
                 )
         true, flipped = map(names.index, pair)
@@ -170,7 +173,7 @@ def nearest_classes(dataset: Dataset) -> Tensor:
     x = dataset.x_train
     if not isinstance(x, Tensor) or x.dtype == torch.int64:
         raise InputError(
-            f"outlier_flip_to = 'nearest' compares numbers, and {dataset.name!r} has tokens; use client, any or pairs"
+            f"outliers.flip_to = 'nearest' compares numbers, and {dataset.name!r} has tokens; use client, any or pairs"
         )
     means = torch.full((dataset.classes, x[0].numel()), torch.nan, dtype=torch.float64)
     for k in dataset.y_train.unique().tolist():

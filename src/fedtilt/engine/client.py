@@ -31,13 +31,13 @@ class ClientUpdate(NamedTuple):
 
 def plan(
     method: Method, received: Tensors, client_state: Tensors, *, parts: Parts, settings: TrainSettings, round: int,
-    group: str = CLASS, net: nn.Module | None = None, samples: float = 1.0,
+    group: str = CLASS, net: nn.Module | None = None,
 ) -> dict[str, LocalJob]:  # fmt: skip
     """The local jobs of a client by the model they train: "shared" and, if the method has them, "personal".
 
     Both have the received w as their anchor, so they are independent of each other. `received` is the state of the
     server, or what it sends of it; a client that is selected for the first time has an empty state. The `group` is what
-    tau tilts over, `net` is for a method with `training`, and the training `samples` for a mu that depends on them.
+    tau tilts over, and `net` is for a method with `training`.
     """
     parts = parts.keeping(method.local_names)
     w, w_buffers = client_model(parts, received, client_state)
@@ -91,7 +91,7 @@ def plan(
         elif "personal" not in client_state and method.personal.start == "initial":
             start, buffers = _on(device, parts.initial), _on(device, parts.initial_buffers)
         jobs["personal"] = LocalJob(
-            start=start, anchor=w, prox=method.personal.weight(samples), lr=lr_personal * factor,
+            start=start, anchor=w, prox=method.personal.mu, lr=lr_personal * factor,
             epochs=settings.job_epochs(method.personal.epochs), buffers=buffers if trains_buffers else None, **recipe,
         )  # fmt: skip
     return jobs

@@ -103,9 +103,7 @@ class Certificate:
         return cls(found[1], total, confidence, group, attackers, found[0].title)
 
     def __post_init__(self) -> None:
-        confidence = checks.number(self.confidence, "confidence")
-        if not 0 < confidence < 1:
-            raise InputError(f"confidence = {confidence:g} is not between 0 and 1; choose 0.95, for example")
+        checks.probability(self.confidence, "confidence", 0.95)
         if not self.total.any():
             raise InputError("no client has any test data to certify")
 

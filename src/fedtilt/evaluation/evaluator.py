@@ -48,11 +48,8 @@ class Evaluator:
         self._parts = parts
         # a copy: evaluation swaps parameters in and out, and must not touch the module that is being trained
         self._model = copy_with_parameters(model, trained_parameters(model)).eval()
-        self._target, self._outputs_per_sample, self._clients = (
-            federation.target,
-            federation.outputs,
-            federation.clients,
-        )
+        self._target, self._clients = federation.target, federation.clients
+        self._outputs_per_sample = federation.outputs
         sizes = torch.bincount(client, minlength=self._clients)
         self._stops = sizes.cumsum(0)  # (N,) rows of a client: [start, stop)
         self._starts = self._stops - sizes

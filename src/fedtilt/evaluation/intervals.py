@@ -175,14 +175,7 @@ def bootstrap(
 
     Whole clients are drawn with replacement, because the samples of a client are alike; among fewer than `MIN_CLIENTS`
     the clients are fixed, and samples are drawn within each.
-
-    Args:
-        samples: what the metrics are about: those of `rows`
-        clients: the client of each sample, (S,), of all rows
-        metrics: names of `METRICS`
-        resamples: how many
-        key: tells apart the random numbers of several bootstraps
-        rows: the samples that the metrics are about, (S,) bool; None: all
+    `samples` are those of `rows`, (S,) bool, `clients` those of all rows; the others are as in `estimate`.
     """
     numbers, client = np.unique(clients, return_inverse=True)
     rows = np.ones(len(client), dtype=bool) if rows is None else rows

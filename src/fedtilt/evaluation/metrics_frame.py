@@ -123,9 +123,8 @@ def metrics_frame(
     """
     if by is not None and by not in predictions.groupings:
         raise InputError(f"by = {by!r} is unknown; choose among {', '.join(predictions.groupings)}")
-    confidence, resamples = checks.number(confidence, "confidence"), checks.whole(resamples, "resamples", 0)
-    if not 0 < confidence < 1:
-        raise InputError(f"confidence = {confidence:g} is not between 0 and 1; choose 0.95, for example")
+    confidence = checks.probability(confidence, "confidence", 0.95)
+    resamples = checks.whole(resamples, "resamples", 0)
     if by == CLASS and positive is not None:
         raise InputError("by = 'class' is about every class in turn; leave out positive")
     samples = with_targets(predictions, positive, threshold)

@@ -76,7 +76,7 @@ def set_rule(counts: Tensor, coverage: float, clients: int = 1, bad: int = 0) ->
     """
     samples = int(counts.sum())
     honest = samples - bad + 1
-    rank = math.ceil(check_coverage(coverage) * honest - _ROUNDING)
+    rank = math.ceil(checks.probability(coverage, "coverage", 0.9) * honest - _ROUNDING)
     if honest < 2 or rank >= honest:
         needed = math.ceil(1 / (1 - coverage) - _ROUNDING) - 1
         raise InputError(
@@ -87,14 +87,6 @@ def set_rule(counts: Tensor, coverage: float, clients: int = 1, bad: int = 0) ->
     if rank + bad <= samples:
         bin = int(torch.searchsorted(counts.cumsum(0), rank + bad))
     return SetRule(bin, samples, clients, rank / honest, min(1.0, (rank + bad) / honest))
-
-
-def check_coverage(coverage: float) -> float:
-    """Raise InputError unless it is a probability between 0 and 1."""
-    coverage = checks.number(coverage, "coverage")
-    if not 0 < coverage < 1:
-        raise InputError(f"coverage = {coverage:g} is not between 0 and 1; choose 0.9, for example")
-    return coverage
 
 
 def counts_of(bins: Tensor) -> dict[str, int]:
@@ -121,7 +113,7 @@ def enough_samples(coverage: float) -> int:
     >>> enough_samples(0.9), enough_samples(0.99)
     (19, 199)
     """
-    return math.ceil(2 / (1 - check_coverage(coverage)) - _ROUNDING) - 1
+    return math.ceil(2 / (1 - checks.probability(coverage, "coverage", 0.9)) - _ROUNDING) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +216,7 @@ class PredictionSets:
     outputs: Tensor | None = None
 
     def __post_init__(self) -> None:
-        check_coverage(self.coverage)
+        checks.probability(self.coverage, "coverage", 0.9)
         if not 0 <= checks.number(self.bad_share, "bad_share") < 0.5:
             raise InputError(f"bad_share = {self.bad_share:g} is not in [0, 0.5): most clients must be honest")
 
@@ -267,9 +259,15 @@ class PredictionSets:
         if self.sizes:
             what = "classes in a set" if self.scores.deviation is None else "is the width of an interval"
             sizes = f"; {math.fsum(self.sizes.values()) / len(self.sizes):.3g} {what}, mean over clients"
+        bound = ""
+        if self.bad_share:
+            least, most = min(r.lowest for r in self.rules.values()), max(r.highest for r in self.rules.values())
+            who = f"whatever {100 * self.bad_share:.3g} % of the clients report"
+            bound = f"; {who}, the expected coverage is {100 * least:.1f} to {100 * most:.1f} %"
         return (
             f"sets for {100 * self.coverage:.6g} % contain the truth in {self.mean:.1f} % of the test samples, mean "
-            f"over clients (lowest: {named}){sizes}; {own} of {len(self.rules)} clients by their own validation samples"
+            f"over clients (lowest: {named}){sizes}; {own} of {len(self.rules)} clients by their own validation "
+            f"samples{bound}"
         )
 
     def __repr__(self) -> str:

@@ -1,5 +1,6 @@
 """The results of a run: metrics, sums and models of every method, and their means over seeds."""
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from fedtilt.engine.client_states import ClientStates
 from fedtilt.engine.updates import distances_by_round
 from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
+from fedtilt.evaluation.gains import Gains, client_gains
 from fedtilt.evaluation.metrics import GroupCounts, GroupMetrics, Metrics
 from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame, with_targets
 from fedtilt.evaluation.prediction_sets import PredictionSets
@@ -358,6 +360,22 @@ class Result(Mapping[str, MethodResult]):
         """The methods, and the baselines if they are computed."""
         return {**self._methods, **(self._baselines if isinstance(self._baselines, Mapping) else {})}
 
+    def gains(self, against: str = "local", confidence: float = 0.95) -> dict[str, Gains]:
+        """Which clients gain by each method, with an interval of their test samples, and who would stay out.
+
+        Args:
+            against: a baseline, such as "local" (every client alone) or "pooled logistic", or another method
+            confidence: of the intervals
+        """
+        known = {**self._methods, **self.baselines}
+        if against not in known:
+            raise InputError(f"against = {against!r} is not in this result; choose one of {', '.join(known)}")
+        theirs = known[against].predictions
+        return {
+            name: client_gains(result.predictions, theirs, against, confidence)
+            for name, result in self.items() if name != against
+        }  # fmt: skip
+
     def prediction_sets(self, coverage: float = 0.9, bad_share: float = 0.0) -> dict[str, PredictionSets]:
         """The prediction sets of each method, see `MethodResult.prediction_sets`."""
         return {name: result.prediction_sets(coverage, bad_share) for name, result in self.items()}
@@ -429,7 +447,8 @@ class Result(Mapping[str, MethodResult]):
 
         Args:
             by: "class", "range" or a column of groups; default: what `tau` tilts over. With "client", a row per method
-                and client, which also has the true score, shrunk towards the mean: estimate, low and high
+                and client, which also has the true score, shrunk towards the mean: estimate, low and high; beside
+                computed baselines, also the difference to each of them with its interval, see `gains`
         """
         pandas = import_extra("pandas", "to_pandas()", "report")
         frames = []
@@ -452,7 +471,17 @@ class Result(Mapping[str, MethodResult]):
                     | {key: column[present].tolist() for key, column in values.items()}
                 )
             )
-        return pandas.concat(frames, ignore_index=True)
+        frame = pandas.concat(frames, ignore_index=True)
+        return self._with_gains(frame) if by == CLIENT and isinstance(self._baselines, Mapping) else frame
+
+    def _with_gains(self, frame: Any) -> Any:
+        """A table by method and client with the difference to every baseline, and its interval."""
+        for against in self.baselines:
+            gains = {(n, c.client): c[2:] for n, found in self.gains(against).items() for c in found.clients}
+            keys = zip(frame["method"], frame["client_name"], strict=True)
+            over = f"over_{against.replace(' ', '_')}"
+            frame[[over, f"{over}_low", f"{over}_high"]] = [gains.get(key, (math.nan,) * 3) for key in keys]
+        return frame
 
 
 def _in_words(metrics: Metrics) -> str:

@@ -119,13 +119,7 @@ def no_sums(target: Target | None, *shape: int, device: torch.device | None = No
 
 
 def sample_sums(target: Target | None, outputs: Tensor, y: Tensor) -> Tensor:
-    """What is summed of every sample: whole numbers (…), or float64 (…, sums) on the CPU.
-
-    Args:
-        target: what the targets are; None: classes
-        outputs: of the model
-        y: targets as in the data set
-    """
+    """What is summed of every sample: whole numbers (…) of classes (target None), or float64 (…, sums) on the CPU."""
     if isinstance(target, NumericTarget):
         return error_sums((target.predictions(outputs) - y.double()).cpu())
     if isinstance(target, TokenTarget):

@@ -41,11 +41,6 @@ def paired_difference(
     (2.0, -0.484, 4.484)
     >>> round(difference.p_value, 4), difference.effect_size, difference.pairs
     (0.0742, 2.0, 3)
-
-    Args:
-        ours: One value per seed.
-        theirs: The values of the same seeds.
-        confidence: Probability that the interval contains the true mean difference.
     """
     return mean_difference([a - b for a, b in zip(ours, theirs, strict=True)], confidence)
 

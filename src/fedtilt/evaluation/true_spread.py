@@ -35,7 +35,7 @@ scipy is slow to import, so functions import it themselves.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -207,30 +207,10 @@ def _root(variance: Tensor | float) -> float:
 # -- likelihoods of the spread ----------------------------------------------------------------------------------------
 
 
-class _Model(Protocol):
-    """True values that are drawn around a mean, and what is seen of them."""
-
-    clients: int
-    scale: float  # of values in units of the score
-    largest: float  # spread that is possible
-
-    def profile(self, spread: float) -> tuple[float, float]:
-        """The log-likelihood of a spread, maximised over the mean, and that mean."""
-        ...
-
-    def posterior(self, spread: float, mean: float) -> tuple[Array, Array]:
-        """Mean and variance of every true value, (clients,), given the spread; the mean is uncertain."""
-        ...
-
-    def quantile(self, level: float, mean: Array, variance: Array) -> Array:
-        """A quantile of true values with these means and variances."""
-        ...
-
-
 class _BetaBinomial:
     """True accuracies are drawn from a beta distribution."""
 
-    scale, largest = 100.0, 0.4999
+    scale, largest = 100.0, 0.4999  # of values in units of the score; the largest possible spread
 
     def __init__(self, correct: Array, samples: Array, doubt: float = 0.0) -> None:
         self.clients, self._doubt = len(samples), doubt  # right and wrong predictions that are added to all clients'
@@ -252,6 +232,7 @@ class _BetaBinomial:
         return np.asarray(found - np.log1p(steps) @ all_)
 
     def profile(self, spread: float) -> tuple[float, float]:
+        """The log-likelihood of a spread, maximised over the mean, and that mean."""
         if spread == 0:
             mean = float((self._x.sum() + self._doubt) / (self._n.sum() + 2 * self._doubt))
             inside = np.clip(mean, 1e-300, 1 - 1e-16)  # 0 · log(0) is 0
@@ -266,6 +247,7 @@ class _BetaBinomial:
         return found, 0.5 + half * position
 
     def posterior(self, spread: float, mean: float) -> tuple[Array, Array]:
+        """Mean and variance of every true value, (clients,), given the spread; the mean is uncertain."""
         share = min(spread**2 / (mean * (1 - mean)), 1 - _SMALLEST)
         # if all predictions are right, clients that are either perfect or useless would be likely, and all be perfect
         ratio = min(share / (1 - share), min(mean, 1 - mean) / _LEAST_BETA)
@@ -275,6 +257,7 @@ class _BetaBinomial:
         return found, found * (1 - found) * ratio / (1 + (self._n + 1) * ratio) + (1 - weight) ** 2 * of_mean
 
     def quantile(self, level: float, mean: Array, variance: Array) -> Array:
+        """A quantile of true values with these means and variances."""
         from scipy.special import betaincinv
 
         size = mean * (1 - mean) / variance - 1
@@ -308,6 +291,9 @@ class _Normal:
         return np.asarray(mean + float(ndtri(level)) * np.sqrt(variance))
 
 
+_Model = _BetaBinomial | _Normal
+
+
 def _model(sums: Tensor, total: Tensor, doubt: float = 0.0) -> _Model | None:
     """What is known of the clients that have test data; None: the variances of their scores are unknown."""
     samples = total.sum(1)
@@ -331,10 +317,8 @@ def _spread(model: _Model, values: Tensor, variances: Tensor, confidence: float)
     from scipy.special import fdtri
 
     observed = _root(variance_beyond_chance(values, variances * 0))
-    chance, moments = (
-        _root((1 - 1 / model.clients) * variances.mean()),
-        _root(variance_beyond_chance(values, variances)),
-    )
+    chance = _root((1 - 1 / model.clients) * variances.mean())
+    moments = _root(variance_beyond_chance(values, variances))
     estimate, most = _maximum(model)
     drop = float(fdtri(1, max(1, model.clients - 1), confidence)) / 2
 

@@ -273,7 +273,7 @@ def task_fingerprint(
         "runner": "flower",
         **recorded_settings([task.method], task.settings),
         "data": data,
-        "outliers": task.spec.outliers.to_outliers().to_json(),
+        "outliers": task.spec.outliers.to_json(),
         "clients": sites,
         "classes": list(class_names),
         **parts.to_json(),

@@ -136,9 +136,8 @@ class Site:
             before, _ = self._read(states.current(instruction.base_round))
             group = self.federation.group
             jobs = plan(
-                method, received, before, parts=parts, settings=settings, round=round, group=group, net=self.model,
-                samples=self.federation.train_size(self.number),
-            )  # fmt: skip
+                method, received, before, parts=parts, settings=settings, round=round, group=group, net=self.model
+            )
             trained = self._train(jobs, device, round)
             update, state = finish(
                 method, jobs, trained, before, parts=parts, settings=settings,

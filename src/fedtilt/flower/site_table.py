@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from fedtilt.data import Column, Dataset, Schema
 from fedtilt.data.tables.reader import Source, TableReader, open_reader
 from fedtilt.data.tables.summary import SiteSummary
-from fedtilt.data.tables.values import class_numbers, read_names, read_values
+from fedtilt.data.tables.values import class_numbers, read_column, read_names
 from fedtilt.errors import InputError
 from fedtilt.spec import Spec, known_schema_of, table_of
 
@@ -114,7 +114,7 @@ def _number(name: str) -> Column:
 
 def _can_read(reader: TableReader, column: Column) -> bool:
     try:
-        read_values(reader, column.name, column)
+        read_column(reader, column.name, column)
     except InputError:
         return False
     return True

@@ -36,13 +36,6 @@ class Personal(Component):
     epochs: int | None = setting(
         None, "passes of the personal model over the data in a round; default: the run's", ge=1, example=5
     )
-    by_size: bool = setting(
-        False, "whether mu is divided by the client's training samples: the models of small clients stay nearer"
-    )
-
-    def weight(self, samples: float) -> float:
-        """The weight of the proximal term at a client with this many training samples."""
-        return self.mu / max(samples, 1.0) if self.by_size else self.mu
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ The modules: `run_reader` reads a folder, `compare` compares its methods, `summa
 comparison, `page`, `tuning_page` and `html` write the HTML.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from fedtilt.report.tuning_page import build_tuning_page, is_search
 __all__ = ["Published", "csv", "markdown", "read_run", "write"]
 
 Folders = Sequence[str | PathLike[str]]
-PublishedPerRun = Published | Sequence[Published | None] | None
+PublishedPerRun = Sequence[Published] | None  # method → metric (as in results.json) → value, for each run
 
 
 def write(folders: Folders, out: str | PathLike[str], *, published: PublishedPerRun = None) -> Path:
@@ -28,7 +28,7 @@ def write(folders: Folders, out: str | PathLike[str], *, published: PublishedPer
     Args:
         folders: One or more run folders, finished or not; or the folder of one search.
         out: The HTML file to write.
-        published: Numbers from a paper, method → metric (as in results.json) → value: for all runs, or one per run.
+        published: Numbers from a paper for each run; empty where there are none.
     """
     path = Path(out)
     if path.is_dir():
@@ -37,20 +37,20 @@ def write(folders: Folders, out: str | PathLike[str], *, published: PublishedPer
         write_html(path, build_tuning_page(Path(folders[0])))
         return path
     runs = _read_runs(folders)
-    write_html(path, build_page(runs, _published_per_run(published, len(runs)), path.parent))
+    write_html(path, build_page(runs, published or [{}] * len(runs), path.parent))
     return path
 
 
 def markdown(folders: Folders, *, published: PublishedPerRun = None) -> str:
     """The summary and the tables as Markdown."""
     runs = _read_runs(folders)
-    return as_markdown(runs, _published_per_run(published, len(runs)))
+    return as_markdown(runs, published or [{}] * len(runs))
 
 
 def csv(folders: Folders, *, published: PublishedPerRun = None) -> str:
     """The tables as CSV, unrounded: one row per run, method and kind of model."""
     runs = _read_runs(folders)
-    return as_csv(runs, _published_per_run(published, len(runs)))
+    return as_csv(runs, published or [{}] * len(runs))
 
 
 def _read_runs(folders: Folders) -> list[Run]:
@@ -62,11 +62,3 @@ def _read_runs(folders: Folders) -> list[Run]:
         scores = f"{runs[0].folder} has the {runs[0].score.title} and {other.folder} the {other.score.title}"
         raise InputError(f"{scores}; write a report of each")
     return runs
-
-
-def _published_per_run(published: PublishedPerRun, runs: int) -> list[Published]:
-    if published is None or isinstance(published, Mapping):
-        return [published or {}] * runs
-    if len(published) != runs:
-        raise InputError(f"published has {len(published)} entries for {runs} runs; use None for a run without numbers")
-    return [numbers or {} for numbers in published]

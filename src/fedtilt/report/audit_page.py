@@ -29,17 +29,7 @@ class _Card(NamedTuple):
 def build_audit_page(
     name: str, audit: Audit, clients: ClientAudit, federation: Federation, *, round: int, seed: int, csv: str
 ) -> str:
-    """The page.
-
-    Args:
-        name: the name of the run
-        audit: the audit of samples
-        clients: the audit of clients
-        federation: the data
-        round: the round of the models
-        seed: the seed of the run
-        csv: the name of the file with all suspects
-    """
+    """The page about the run of this name and seed, with models of that round; `csv` is the file with all suspects."""
     suspects = audit.suspects()
     by_client = audit.wrong_labels()
     main = html.render(

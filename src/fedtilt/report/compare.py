@@ -72,7 +72,7 @@ _OVERVIEW = (*SCORES, "client_fairness", BEYOND_CHANCE, "client_data_fairness_me
 
 
 def metrics_of(*runs: Run) -> tuple[Metric, ...]:
-    """The columns of a comparison that all runs have: those of older versions have no fairness beyond chance."""
+    """The columns of a comparison that all runs have: fairness beyond chance is not known of every score."""
     known = [run.compared[0].last(run.methods[0]).evaluated.by_name() for run in runs]
     columns = comparison_metrics(runs[0].score, runs[0].group)
     return tuple(metric for metric in columns if all(metric.key in names for names in known))
@@ -101,6 +101,11 @@ def rare_metrics(run: Run) -> tuple[Metric, ...]:
         Metric("auprc", f"AUPRC of {name}", f"average precision {about}", True, digits=3),
         Metric("auroc", "AUROC", f"probability that a sample {about} has a higher score than another", True, digits=3),
     )
+
+
+def view_metrics(run: Run, view: str) -> tuple[Metric, ...]:
+    """The columns of the comparison of a view."""
+    return (rare_metrics(run) if view == "evaluated" else ()) + metrics_of(run)
 
 
 class View(NamedTuple):
@@ -166,25 +171,22 @@ def _rare_values(run: Run, method: str) -> Row:
 
 def comparison_table(run: Run, view: str) -> dict[str, Row]:
     """Method → its metrics, for the methods to which the view applies."""
-    table, columns = {}, metrics_of(run)
+    table = {}
     for method in run.methods:
-        per_seed = [VIEWS[view].metrics(seed_run.last(method)) for seed_run in run.compared]
-        metrics = [m for m in per_seed if m is not None]
-        if metrics:
-            table[method] = {metric.key: SeedValues(tuple(metric.value(m) for m in metrics)) for metric in columns}
-            table[method] |= _rare_values(run, method) if view == "evaluated" else {}
+        found = [VIEWS[view].metrics(seed_run.last(method)) for seed_run in run.compared]
+        if by_seed := [metrics for metrics in found if metrics is not None]:
+            table[method] = _values(run, by_seed) | (_rare_values(run, method) if view == "evaluated" else {})
     return table
+
+
+def _values(run: Run, by_seed: Sequence[Metrics]) -> Row:
+    return {metric.key: SeedValues(tuple(metric.value(m) for m in by_seed)) for metric in metrics_of(run)}
 
 
 def baseline_table(run: Run) -> dict[str, Row]:
     """Baseline → its metrics."""
-    columns = metrics_of(run)
     by_seed = {name: [seed_run.baselines[name].evaluated for seed_run in run.compared] for name in run.baselines}
-    return {
-        name: {metric.key: SeedValues(tuple(metric.value(m) for m in metrics)) for metric in columns}
-        | _rare_values(run, name)
-        for name, metrics in by_seed.items()
-    }
+    return {name: _values(run, metrics) | _rare_values(run, name) for name, metrics in by_seed.items()}
 
 
 def comparison_tables(run: Run) -> dict[str, dict[str, Row]]:

@@ -14,7 +14,7 @@ from fedtilt.evaluation.scores import ACCURACY
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.evaluation.weighted_predictions import Array, PredictedClasses, reliability_curve
 from fedtilt.report.compare import best_methods
-from fedtilt.report.figure import Figure, Style, figure_layout, heat, heat_layout, line, plotly_text
+from fedtilt.report.figure import Figure, Style, axis, figure_layout, heat, heat_layout, line, plotly_text
 from fedtilt.report.run_reader import Run
 
 _MAX_METHODS = 5  # the best
@@ -103,8 +103,7 @@ def _dotted(x: list[float], y: list[float]) -> dict[str, Any]:
 
 
 def _axes(x: str, y: str, names: Iterable[str]) -> dict[str, Any]:
-    axes = {"xaxis": x, "yaxis": y}
-    return figure_layout(370, list(names), **{a: {"title": {"text": t}, "range": [0, 102]} for a, t in axes.items()})
+    return figure_layout(370, list(names), xaxis=axis(x, "%", range=[0, 102]), yaxis=axis(y, "%", range=[0, 102]))
 
 
 def _threshold_curves(predictions: PredictionsBySeed, styles: Mapping[str, Style], label: int) -> list[Figure]:
@@ -128,14 +127,14 @@ def _threshold_curves(predictions: PredictionsBySeed, styles: Mapping[str, Style
             name="roc", title=f"ROC of {name}", rows=roc.rows, columns=("method", "false_positive_rate", "recall"),
             data=[_dotted([0, 100], [0, 100]), *roc.data],
             note=f"Share of {name} that is found against the share of the others that is taken for it; the dotted line "
-            "is chance.", layout=_axes("false alarms (%)", "found (%)", predictions),
+            "is chance.", layout=_axes("false alarms", "found", predictions),
         ),
         Figure(
             name="precision-recall", title=f"Precision and recall of {name}", rows=precision_recall.rows,
             columns=("method", "recall", "precision"), data=[_dotted([0, 100], [share, share]), *precision_recall.data],
             note=f"Share of the predictions of {name} that are right, against the share that is found; the area is the "
             f"AUPRC. The dotted line is chance: {share:.1f} %.",
-            layout=_axes("found (%)", "right (%)", predictions),
+            layout=_axes("found", "right", predictions),
         ),
     ]  # fmt: skip
 
@@ -203,7 +202,7 @@ def _reliability(predictions: PredictionsBySeed, styles: Mapping[str, Style]) ->
     return Figure(
         name="reliability", title="Reliability",
         note="Accuracy of predictions by their confidence, with 95 % intervals; on the dotted line, both are equal.",
-        data=data, layout=_axes("confidence (%)", "accuracy (%)", predictions), rows=rows,
+        data=data, layout=_axes("confidence", "accuracy", predictions), rows=rows,
         columns=("method", "confidence", "accuracy", "low", "high", "samples"),
     )  # fmt: skip
 

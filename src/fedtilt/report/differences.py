@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fedtilt.evaluation.over_seeds import SeedValues
-from fedtilt.evaluation.statistics import PairedDifference, mean_difference, paired_difference
+from fedtilt.evaluation.statistics import mean_difference, paired_difference
 from fedtilt.report.compare import Metric, comparison_table, overview_metrics
 from fedtilt.report.run_reader import Run
 from fedtilt.report.tables import format_interval
@@ -38,10 +38,8 @@ class RunDifferences(NamedTuple):
     pairs: int  # seeds that both runs have; 0: the means of all seeds are compared
 
 
-def differences(first: Run, second: Run) -> RunDifferences | None:
-    """The second run against the first; None if they have different scores."""
-    if first.score != second.score:
-        return None
+def differences(first: Run, second: Run) -> RunDifferences:
+    """The second run against the first; both have the same score."""
     metrics = overview_metrics(first, second)
     seeds = [[seed_run.seed for seed_run in run.compared] for run in (first, second)]
     common = [seed for seed in seeds[0] if seed in seeds[1]]
@@ -70,11 +68,7 @@ def _change(a: SeedValues, b: SeedValues, metric: Metric, seeds: list[list[int]]
         difference = mean_difference([b.mean - a.mean])
     sign = 1 if metric.higher_is_better else -1
     text = "0" if difference.low == difference.high == 0 else format_interval(difference)
-    return Change(a.mean, b.mean, text, sign * _sign(difference))
-
-
-def _sign(difference: PairedDifference) -> int:
-    return (difference.low > 0) - (difference.high < 0)
+    return Change(a.mean, b.mean, text, sign * difference.sign())
 
 
 def _changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

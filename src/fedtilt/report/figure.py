@@ -39,6 +39,11 @@ def figure_layout(height: int, legend_names: Sequence[str] = (), **layout: Any) 
     return {"height": height, "margin": margin, "legend": legend, "hovermode": "closest"} | layout
 
 
+def axis(title: str, unit: str = "", **more: Any) -> dict[str, Any]:
+    """An axis with its title and unit."""
+    return {"title": {"text": f"{title} ({unit})" if unit else title}} | more
+
+
 def trace(kind: str, method: str, **more: Any) -> dict[str, Any]:
     """What a figure shows of one method."""
     return {"type": kind, "name": plotly_text(method), "meta": {"method": method}} | more
@@ -69,8 +74,8 @@ def heat_layout(height: int, x: str, y: str, largest: float, unit: str, **scale:
     bar = {"thickness": 10, "outlinewidth": 0, "ticksuffix": unit}
     return figure_layout(
         height,
-        xaxis={"type": "category", "title": {"text": x}, "nticks": 25},
-        yaxis={"type": "category", "title": {"text": y}, "autorange": "reversed"},
+        xaxis=axis(x, type="category", nticks=25),
+        yaxis=axis(y, type="category", autorange="reversed"),
         coloraxis={"cmin": 0, "cmax": largest, "colorbar": bar} | scale,
     )
 

@@ -2,21 +2,24 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import isinf
 from typing import Any
 
 import torch
 
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.scores import client_scores
-from fedtilt.report.compare import Metric, best_methods, metrics_of
-from fedtilt.report.figure import Figure, Style, capitalise, figure_layout, line, plotly_text, round4, trace
+from fedtilt.report.compare import Metric, best_methods, metrics_of, rare_class
+from fedtilt.report.figure import Figure, Style, axis, capitalise, figure_layout, line, plotly_text, round4, trace
 from fedtilt.report.heat_map import heat_map
 from fedtilt.report.run_reader import Run, SeedRun
+from fedtilt.report.verdict import gains_of
 
 MAX_METHODS = 8  # the best, in every figure
 MAX_BANDS = 6  # with more methods, the bands cover each other
 MAX_POINTS = 1000  # clients per method among the sorted clients
 BINS = 20  # of the histogram
+GAIN_SYMBOLS = ("circle", "diamond", "square")
 
 
 def build_figures(run: Run, styles: dict[str, Style]) -> dict[str, list[Figure]]:
@@ -24,7 +27,7 @@ def build_figures(run: Run, styles: dict[str, Style]) -> dict[str, list[Figure]]
     methods = best_methods(run, MAX_METHODS)
     return {
         "curves": [learning_curve(run, methods, styles, metric) for metric in metrics_of(run)[:3]],
-        "clients": [sorted_clients(run, methods, styles), histogram(run, methods, styles)],
+        "clients": [sorted_clients(run, methods, styles), histogram(run, methods, styles), *who_gains(run, methods)],
         "classes": [heat_map(run, methods)],
     }
 
@@ -54,8 +57,7 @@ def learning_curve(run: Run, methods: Sequence[str], styles: dict[str, Style], m
                 zorder=len(methods) - i,  # dots and dashes are on top: a line below them stays visible
             )
         )  # fmt: skip
-    y_title = {"text": f"{metric.title} ({metric.unit})" if metric.unit else metric.title}
-    layout = figure_layout(310, methods, xaxis={"title": {"text": "round"}}, yaxis={"title": y_title})
+    layout = figure_layout(310, methods, xaxis=axis("round"), yaxis=axis(metric.title, metric.unit))
     if max((number for _, number, *_ in rows), default=0) <= 10:
         layout["xaxis"]["dtick"] = 1  # between a few rounds, Plotly would label halves
     layout["yaxis"] |= {} if metric.higher_is_better else {"rangemode": "tozero"}
@@ -111,8 +113,7 @@ def sorted_clients(run: Run, methods: Sequence[str], styles: dict[str, Style]) -
     note = f"One mark per client, from the lowest {title} to the highest; flat and {fair} is fair."
     note += " Open marks: clients with outliers." if mark_outliers else ""
     note += f" Shows {MAX_POINTS:,} clients per method: the worst, the best and a sample." if sampled else ""
-    x_axis = {"title": {"text": "share of clients (%)"}, "range": [-2, 102]}
-    y_axis = {"title": {"text": f"{title} ({score.unit})" if unit else title}}
+    x_axis, y_axis = axis("share of clients", "%", range=[-2, 102]), axis(title, score.unit)
     layout = figure_layout(_clients_height(methods), xaxis=x_axis, yaxis=y_axis)
     return Figure(
         name="clients", title=f"{capitalise(title)} of every client, sorted", note=note, data=data, layout=layout,
@@ -125,12 +126,11 @@ def _clients_height(methods: Sequence[str]) -> int:
     return max(370, 100 + 60 * len(methods))
 
 
-def _client_points(seed_run: SeedRun, method: str) -> list[tuple[float, int, str, bool | None]]:
+def _client_points(seed_run: SeedRun, method: str) -> list[tuple[float, int, str, bool]]:
     """(score, seed, name, has outliers) of every client with test data."""
     values = client_scores(seed_run.sums(method), seed_run.total).tolist()
-    has_outliers = [None] * len(seed_run.total) if seed_run.has_outliers is None else seed_run.has_outliers.tolist()
     return [
-        (a, seed_run.seed, seed_run.client_names[client], has_outliers[client])
+        (a, seed_run.seed, seed_run.client_names[client], bool(seed_run.has_outliers[client]))
         for client, a in zip(seed_run.tested, values, strict=True)
     ]
 
@@ -144,6 +144,57 @@ def _sample_sorted(count: int) -> list[int]:
     return sorted({*range(low), *between, *range(count - high, count)})
 
 
+def who_gains(run: Run, methods: Sequence[str]) -> list[Figure]:
+    """The difference of every client to its model alone, and to pooled rows, by the best method; or nothing.
+
+    A run that has not stored its predictions, or has no such baseline, has no figure.
+    """
+    stored, best = run.predictions[0], best_methods(run, 1)[0]
+    against = [name for name in run.baselines if name in stored and (name == "local" or name.startswith("pooled"))]
+    if best not in stored or not against or rare_class(run) is not None:
+        return []
+    data, rows = [], []
+    for name, symbol in zip(against, GAIN_SYMBOLS, strict=False):
+        gains = gains_of(run, best, name)
+        clients = sorted(gains.clients, key=lambda client: client.difference)
+        clients = [clients[i] for i in _sample_sorted(len(clients))]
+        rows += [(best, name, *client, client.outcome) for client in clients]
+        spans = [  # one error has no interval
+            (None, None) if isinf(c.high) else (round4(c.high - c.difference), round4(c.difference - c.low))
+            for c in clients
+        ]
+        data.append(
+            {
+                "type": "scatter", "mode": "markers", "name": plotly_text(name), "meta": {"against": name},
+                "x": [round4(100 * (i + 0.5) / len(clients)) for i in range(len(clients))],
+                "y": [round4(c.difference) for c in clients],
+                "text": [f"client {plotly_text(c.client)}, {c.samples} samples: {c.outcome}" for c in clients],
+                "error_y": {
+                    "type": "data", "symmetric": False, "thickness": 1, "width": 0,
+                    "array": [up for up, _ in spans], "arrayminus": [down for _, down in spans],
+                },
+                "marker": {"symbol": symbol, "size": 6},
+                "visible": True if name == against[0] else "legendonly",
+                "hovertemplate": "%{text}, %{y:.1f}<extra>%{fullData.name}</extra>",
+            }
+        )  # fmt: skip
+    unit = "points" if run.score.unit == "%" else run.score.title
+    layout = figure_layout(
+        _clients_height(methods), against, xaxis={"title": {"text": "share of clients (%)"}, "range": [-2, 102]},
+        yaxis={"title": {"text": f"{plotly_text(best)} minus the other ({unit})"}},
+    )  # fmt: skip
+    note = (
+        f"The difference of every client by {best} to its model alone, and to pooled rows, with a 95 % interval of its "
+        "test samples (Bonett and Price); above 0 the client gains. Click a name to show it."
+    )
+    return [
+        Figure(
+            name="gains", title="Who gains", note=note, data=data, layout=layout,
+            columns=("method", "against", "client", "samples", "difference", "low", "high", "outcome"), rows=rows,
+        )
+    ]  # fmt: skip
+
+
 def histogram(run: Run, methods: Sequence[str], styles: dict[str, Style]) -> Figure:
     """The share of clients per bin of the score, one subplot per method."""
     score = run.score
@@ -153,29 +204,28 @@ def histogram(run: Run, methods: Sequence[str], styles: dict[str, Style]) -> Fig
     edges = [int(e) if e.is_integer() else e for e in (float(f"{width * k:.6g}") for k in range(BINS + 1))]
     axes = ["y", *(f"y{i}" for i in range(2, len(methods) + 1))]
     layout = figure_layout(_clients_height(methods), showlegend=False, bargap=0.08, annotations=[])
-    layout["grid"] = {"rows": len(methods), "columns": 1, "subplots": [[f"x{axis}"] for axis in axes], "ygap": 0.2}
-    about = f"{score.title} of a client ({score.unit})" if unit else f"{score.title} of a client"
-    layout["xaxis"] = {"range": [0, 1.005 * largest], "title": {"text": about}}
+    layout["grid"] = {"rows": len(methods), "columns": 1, "subplots": [[f"x{name}"] for name in axes], "ygap": 0.2}
+    layout["xaxis"] = axis(f"{score.title} of a client", score.unit, range=[0, 1.005 * largest])
     data, rows = [], []
-    for method, axis in zip(methods, axes, strict=True):
+    for method, y_axis in zip(methods, axes, strict=True):
         bins = (values[method] / width).floor().long().clamp(max=BINS - 1)  # 100 % belongs to the last bin
         count = torch.bincount(bins, minlength=BINS)
         share = (100 * count / len(values[method])).tolist()
         rows += [(method, edges[b], edges[b + 1], int(count[b]), share[b]) for b in range(BINS)]
         data.append(
             trace(
-                "bar", method, yaxis=axis, xaxis="x", width=width * 0.92, marker={"color": styles[method].color},
+                "bar", method, yaxis=y_axis, xaxis="x", width=width * 0.92, marker={"color": styles[method].color},
                 x=[round4(edge + width / 2) for edge in edges[:-1]], y=[round4(s) for s in share],
                 text=[f"{low:g} to {high:g}{unit}" for low, high in pairwise(edges)],
                 textposition="none", customdata=count.tolist(),
                 hovertemplate="%{text}: %{customdata} clients, %{y:.0f} %<extra>%{fullData.name}</extra>",
             )
         )  # fmt: skip
-        layout[f"yaxis{axis[1:]}"] = {"range": [0, 100], "tickvals": [0, 50, 100]}
+        layout[f"yaxis{y_axis[1:]}"] = {"range": [0, 100], "tickvals": [0, 50, 100]}
         layout["annotations"].append(
             {
                 "text": plotly_text(method), "showarrow": False, "font": {"color": styles[method].color, "size": 13},
-                "x": 0.01, "xref": "x domain", "xanchor": "left", "y": 1, "yref": f"{axis} domain", "yanchor": "top",
+                "x": 0.01, "xref": "x domain", "xanchor": "left", "y": 1, "yref": f"{y_axis} domain", "yanchor": "top",
             }
         )  # fmt: skip
     return Figure(

@@ -52,7 +52,7 @@ def as_run(result: Result) -> Run:
         history={name: found.history for name, found in result.items()},
         counts={name: Counts(found.sums, None, never) for name, found in result.items()},
         total=first.total,
-        has_outliers=result.has_outliers,
+        has_outliers=never if result.has_outliers is None else result.has_outliers,
         client_names=first.client_names,
         class_names=first.table()[2],
         group=first.group,

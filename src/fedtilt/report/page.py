@@ -8,56 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from fedtilt.data.groups import in_words
-from fedtilt.errors import InputError
-from fedtilt.evaluation.prediction_sets import PredictionSets
-from fedtilt.report import html
-from fedtilt.report.compare import (
-    VIEWS,
-    Cell,
-    Metric,
-    Published,
-    baseline_table,
-    best_methods,
-    comparison_cells,
-    comparison_table,
-    comparison_tables,
-    group_tables,
-    metrics_of,
-    overview_metrics,
-    rare_metrics,
-    worst_clients,
-)
+from fedtilt.report import compare, html, summary
 from fedtilt.report.decision_metrics import decision_metrics
 from fedtilt.report.differences import differences
 from fedtilt.report.figure import Style, styles
 from fedtilt.report.figures import MAX_METHODS, build_figures
+from fedtilt.report.prediction_sets import prediction_sets_table
 from fedtilt.report.run_reader import Run
-from fedtilt.report.summary import cautions, certificates, facts, fairness_beyond_chance, headline, worst_scores
 from fedtilt.report.verdict import thresholds, verdict
-from fedtilt.storage.predictions import declared_sets
 from fedtilt.version import __version__
 
-_COVERAGE = 0.9  # of prediction sets
-_MAX_SET_METHODS = 4
-_MAX_SET_CLIENTS = 40  # beyond, those with the lowest coverage
 
-
-def build_page(runs: Sequence[Run], published: Sequence[Published], folder: Path) -> str:
-    """The whole page.
-
-    Args:
-        runs: The runs, each with a section.
-        published: The published numbers for each run; empty where there are none.
-        folder: Where the page is written; links are relative to it.
-    """
-    in_figures = [method for run in runs for method in best_methods(run, MAX_METHODS)]  # these get a colour first
+def build_page(runs: Sequence[Run], published: Sequence[compare.Published], folder: Path) -> str:
+    """The whole page, a section per run with its published numbers; links are relative to the folder of the page."""
+    # methods in figures get a colour first
+    in_figures = [method for run in runs for method in compare.best_methods(run, MAX_METHODS)]
     method_styles = styles(list(dict.fromkeys(in_figures + [method for run in runs for method in run.methods])))
-    overview = overview_metrics(*runs)
+    overview = compare.overview_metrics(*runs)
     main = html.render(
         "report.html.j2",
         runs=[
             _run_values(i, run, numbers, method_styles, folder)
-            | {"overview": comparison_cells(comparison_table(run, "evaluated"), overview)}
+            | {"overview": compare.comparison_cells(compare.comparison_table(run, "evaluated"), overview)}
             for i, (run, numbers) in enumerate(zip(runs, published, strict=True))
         ],
         overview_metrics=overview,
@@ -74,7 +46,7 @@ def build_page(runs: Sequence[Run], published: Sequence[Published], folder: Path
 
 
 def _run_values(
-    number: int, run: Run, published: Published, method_styles: dict[str, Style], folder: Path
+    number: int, run: Run, published: compare.Published, method_styles: dict[str, Style], folder: Path
 ) -> dict[str, Any]:
     key = f"run-{number}"
     figures = build_figures(run, method_styles)
@@ -83,41 +55,41 @@ def _run_values(
         "number": number,
         "key": key,
         "name": run.name,
-        "facts": facts(run),
-        "headline": headline(run),
-        "worst_scores": worst_scores(run),
-        "beyond_chance": fairness_beyond_chance(run),
-        "certificate": certificates(run),
+        "facts": summary.facts(run),
+        "headline": summary.headline(run),
+        "worst_scores": summary.worst_scores(run),
+        "beyond_chance": summary.fairness_beyond_chance(run),
+        "certificate": summary.certificates(run),
         "verdict": [*verdict(run), *thresholds(run)],
-        "cautions": cautions(run),
+        "cautions": summary.cautions(run),
         "audit": os.path.relpath(audit, folder) if (audit := run.folder / "audit.html").exists() else "",
         "groups_in_words": in_words(run.group),
         "views": [
             {
                 "key": view,
-                "title": VIEWS[view].title,
-                "description": VIEWS[view].description,
+                "title": compare.VIEWS[view].title,
+                "description": compare.VIEWS[view].description,
                 "metrics": metrics,
-                "rows": comparison_cells(table, metrics, published if view == "evaluated" else {}),
+                "rows": compare.comparison_cells(table, metrics, published if view == "evaluated" else {}),
                 "baselines": _baseline_cells(run, metrics) if view == "evaluated" else {},
             }
-            for view, table in comparison_tables(run).items()
-            for metrics in [(rare_metrics(run) if view == "evaluated" else ()) + metrics_of(run)]
+            for view, table in compare.comparison_tables(run).items()
+            for metrics in [compare.view_metrics(run, view)]
         ],
         "groups": [
-            {"column": table.column, "metrics": metrics, "rows": comparison_cells(table.rows, metrics)}
-            for table in group_tables(run)
+            {"column": table.column, "metrics": metrics, "rows": compare.comparison_cells(table.rows, metrics)}
+            for table in compare.group_tables(run)
             for metrics in [(*table.groups, *table.metrics)]
         ],
-        "is_rare": bool(rare_metrics(run)),
+        "is_rare": bool(compare.rare_metrics(run)),
         "decision": decision._replace(figures=[]),
         "decision_figures": [html.figure(figure, f"{key}-") for figure in decision.figures],
-        "sets": _sets_table(run),
+        "sets": prediction_sets_table(run),
         "has_published": bool(published),
         "round": run.round,
         "several_seeds": len(run.compared) > 1,
         "methods": len(run.methods),
-        "figure_methods": len(best_methods(run, MAX_METHODS)),
+        "figure_methods": len(compare.best_methods(run, MAX_METHODS)),
         "figures": {
             section: [html.figure(figure, f"{key}-") for figure in group] for section, group in figures.items()
         },
@@ -128,17 +100,17 @@ def _run_values(
     } | _settings(run)
 
 
-def _baseline_cells(run: Run, metrics: Sequence[Metric]) -> dict[str, list[Cell | None]]:
+def _baseline_cells(run: Run, metrics: Sequence[compare.Metric]) -> dict[str, list[compare.Cell | None]]:
     """Baseline → a cell per metric; None: its predictions are not stored."""
     return {
-        name: [Cell(row[m.key], is_best=False, digits=m.digits) if m.key in row else None for m in metrics]
-        for name, row in baseline_table(run).items()
+        name: [compare.Cell(row[m.key], is_best=False, digits=m.digits) if m.key in row else None for m in metrics]
+        for name, row in compare.baseline_table(run).items()
     }
 
 
 def _worst_clients(run: Run) -> dict[str, Any]:
-    methods, choose = best_methods(run, MAX_METHODS), max if run.score.higher_is_better else min
-    worst = worst_clients(run, methods)
+    methods, choose = compare.best_methods(run, MAX_METHODS), max if run.score.higher_is_better else min
+    worst = compare.worst_clients(run, methods)
     personal = [m for m in methods if run.compared[0].counts[m].personal is not None]
     rows = []
     for seed_run, client, samples, values in worst:
@@ -149,7 +121,7 @@ def _worst_clients(run: Run) -> dict[str, Any]:
                 "client": seed_run.client_names[client],
                 "seed": seed_run.seed,
                 "samples": samples,
-                "has_outliers": seed_run.has_outliers is not None and bool(seed_run.has_outliers[client]),
+                "has_outliers": bool(seed_run.has_outliers[client]),
                 "selected": not never_selected,
                 "scores": [(v, len(values) > 1 and round(v, 1) == round(best, 1)) for v in values.values()],
             }
@@ -160,46 +132,6 @@ def _worst_clients(run: Run) -> dict[str, Any]:
         "count": sum(len(seed_run.tested) for seed_run in run.compared),
         "show_outliers": any(entry.seed_run.some_have_outliers for entry in worst),
         "show_selected": any(s.counts[m].never_selected.any() for s in run.compared for m in personal),
-    }
-
-
-def _prediction_sets(run: Run) -> dict[str, PredictionSets]:
-    """The sets of the best methods in the first seed; empty if there are no scores of validation data, or too few."""
-    found, seed_run = {}, run.compared[0]
-    for method in best_methods(run, _MAX_SET_METHODS):
-        stored = run.predictions[0].get(method)
-        try:
-            if stored is not None and stored.scores is not None:
-                found[method] = stored.prediction_sets(_COVERAGE)
-            elif run.fingerprint.get("runner") == "flower" and seed_run.folder is not None:
-                found[method] = declared_sets(seed_run.folder, seed_run.client_names, seed_run.total, _COVERAGE)
-            found = {name: sets for name, sets in found.items() if sets.rules}
-        except InputError:  # too few samples for this coverage, or none are declared
-            return {}
-    return found
-
-
-def _sets_table(run: Run) -> dict[str, Any]:
-    """What the page shows: a sentence per method, and a row per client."""
-    sets = _prediction_sets(run)
-    if not sets:
-        return {}
-    first = next(iter(sets.values()))
-    clients = sorted(first.rules, key=lambda n: min(found.shares[n] for found in sets.values()))
-    return {
-        "coverage": 100 * _COVERAGE,
-        "sentences": {method: str(found) for method, found in sets.items()},
-        "clients": len(clients),
-        "rows": [
-            {
-                "client": first.client_names[n],
-                "test": len(first.test[n]),
-                "validation": first.rules[n].samples,
-                "of_clients": first.rules[n].clients,
-                "shares": [found.shares[n] for found in sets.values()],
-            }
-            for n in clients[:_MAX_SET_CLIENTS]
-        ],
     }
 
 

@@ -1,8 +1,7 @@
 """Read a run folder into plain values, without training and without the data set.
 
-seed-0/federation.json, if it exists, has the names of clients and classes and the clients with outliers:
-{"clients": ["north", …], "classes": ["cat", …], "has_outliers": [3, 7]}. Without it, names are numbers. With
-{"group": "sex"}, the classes are the groups of that column.
+seed-0/federation.json has the names of clients and classes and the clients with outliers: {"clients": ["north", …],
+"classes": ["cat", …], "has_outliers": [3, 7]}. With {"group": "sex"}, the classes are the groups of that column.
 """
 
 import shlex
@@ -28,7 +27,7 @@ from fedtilt.files import interpreting, read_json, read_toml
 from fedtilt.storage.evaluations import Evaluations, History
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.predictions import read_predictions
-from fedtilt.storage.provenance import read_record
+from fedtilt.storage.provenance import check_run_folder, read_record
 from fedtilt.storage.run_folder import EARLY_STOP, baselines_folder
 
 
@@ -41,7 +40,7 @@ class SeedRun:
     history: History  # method → (round, metrics) of every evaluated round, the same rounds for every method
     counts: Mapping[str, Counts]  # of the last evaluated round
     total: Tensor  # (N, K) test samples
-    has_outliers: Tensor | None  # (N,) bool; None: unknown
+    has_outliers: Tensor  # (N,) bool
     client_names: tuple[str, ...]
     class_names: tuple[str, ...]  # of the K columns
     group: str = CLASS  # what the columns are: classes, ranges of the target, or a column of groups
@@ -71,7 +70,7 @@ class SeedRun:
     @property
     def some_have_outliers(self) -> bool:
         """Whether some of the clients have outliers, and not all."""
-        return self.has_outliers is not None and 0 < int(self.has_outliers.sum()) < len(self.total)
+        return 0 < int(self.has_outliers.sum()) < len(self.total)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +142,7 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """Read a run folder, finished or not; an error names the damaged file."""
-    if not (folder / "run.json").exists():
-        raise InputError(f"{folder} is not a run folder: it has no run.json")
+    check_run_folder(folder)
     record = read_record(folder)
     if "tuning" in record:
         raise InputError(
@@ -207,7 +205,7 @@ def _read_seed(folder: Path, seed: int, fingerprint: Mapping[str, Any]) -> SeedR
         seed=seed, folder=folder, history=history, counts={name: counts[name] for name in methods}, total=total,
         baselines=_read_baselines(baselines_folder(folder), last), thresholds=read_thresholds(folder),
         has_ended=(folder / EARLY_STOP).exists(),
-        **_read_federation(folder / "federation.json", fingerprint, *total.shape),
+        **_read_federation(folder / "federation.json", *total.shape),
     )  # fmt: skip
 
 
@@ -246,22 +244,14 @@ def _read_history(evaluations: Evaluations, methods: list[str]) -> History | Non
     return {name: [(r, lines.rounds[r][name].summary) for r in complete] for name in methods} if complete else None
 
 
-def _read_federation(path: Path, fingerprint: Mapping[str, Any], clients: int, classes: int) -> dict[str, Any]:
-    """The fields of a `SeedRun` that name clients and classes; without the file, names are numbers."""
-    outliers = fingerprint["outliers"]
-    share = 0.0 if outliers["kind"] == "none" else float(outliers["clients"])
-    has_outliers = torch.full((clients,), share == 1) if share in (0, 1) else None
-    if not path.exists():
-        names = {"client_names": tuple(map(str, range(clients))), "class_names": tuple(map(str, range(classes)))}
-        return names | {"has_outliers": has_outliers}
+def _read_federation(path: Path, clients: int, classes: int) -> dict[str, Any]:
+    """The fields of a `SeedRun` that are about clients and classes."""
     record = read_json(path)
-    try:
+    with interpreting(path):
         client_names, class_names = tuple(map(str, record["clients"])), tuple(map(str, record["classes"]))
         has_outliers = torch.zeros(clients, dtype=torch.bool)
         has_outliers[torch.tensor(record["has_outliers"], dtype=torch.long)] = True
         attackers = tuple(map(int, record.get("attackers", ())))
-    except (TypeError, KeyError, ValueError, IndexError, RuntimeError) as error:
-        raise InputError(f"{path} is damaged ({error!r}); restore it from a copy") from error
     if (len(client_names), len(class_names)) != (clients, classes):
         raise InputError(
             f"{path} names {len(client_names)} clients and {len(class_names)} classes, "

@@ -9,20 +9,8 @@ import torch
 from fedtilt.evaluation.certificate import Certificate, describe
 from fedtilt.evaluation.scores import ACCURACY, Score, shares_of
 from fedtilt.evaluation.true_spread import fairness_difference, true_spread
-from fedtilt.report.compare import (
-    VIEWS,
-    Metric,
-    Row,
-    Worst,
-    best_and_tied,
-    best_methods,
-    comparison_table,
-    knows_chance,
-    lead_metric,
-    metrics_of,
-    worst_client,
-    worst_group,
-)
+from fedtilt.report import compare
+from fedtilt.report.figure import capitalise
 from fedtilt.report.run_reader import Run, SeedRun
 from fedtilt.report.verdict import model_cautions
 from fedtilt.text_tables import article, join_words
@@ -32,8 +20,8 @@ _MAX_NAMES = 5  # of attackers
 
 def headline(run: Run) -> str:
     """The main result: which methods have the best score and are fairest, or tie."""
-    table = comparison_table(run, "evaluated")
-    (_, clients, data), main = metrics_of(run)[:3], lead_metric(run)
+    table = compare.comparison_table(run, "evaluated")
+    (_, clients, data), main = compare.metrics_of(run)[:3], compare.lead_metric(run)
     if len(table) == 1:
         (name, row), = table.items()  # fmt: skip
         return (
@@ -44,7 +32,7 @@ def headline(run: Run) -> str:
     ties: dict[tuple[str, ...], list[str]] = {}  # methods that tie → in what
     highest = "highest" if main.higher_is_better else "lowest"
     for metric, superlative in ((main, highest), (clients, "best"), (data, "best")):
-        group = best_and_tied(table, metric)
+        group = compare.best_and_tied(table, metric)
         tied = tuple(m for m in table if m in group)
         amounts = list(dict.fromkeys(_amount(table[m], metric) for m in tied))
         if len(group) == 1 or (metric is main and len(amounts) > 1):
@@ -63,11 +51,11 @@ def headline(run: Run) -> str:
 
 def worst_scores(run: Run) -> str:
     """The client and the class or group that each of the best methods fails most, beyond chance; empty: unknown."""
-    if not knows_chance(run):
+    if not compare.knows_chance(run):
         return ""
     clauses = []
-    for method in best_methods(run, 5):
-        client, group = worst_client(run, method), worst_group(run, method)
+    for method in compare.best_methods(run, 5):
+        client, group = compare.worst_client(run, method), compare.worst_group(run, method)
         seed = f" of seed {client.seed}" if client is not None and len(run.compared) > 1 else ""
         of_client = "no client" if client is None else f"client {client.name}{seed}: {worst_score(run.score, client)}"
         of_group = f"no {run.group}" if group is None else f"{run.group} {group.name}: {worst_score(run.score, group)}"
@@ -77,7 +65,7 @@ def worst_scores(run: Run) -> str:
     return f"{text}{shown if len(clauses) < len(run.methods) else ''}"
 
 
-def worst_score(score: Score, worst: Worst) -> str:
+def worst_score(score: Score, worst: compare.Worst) -> str:
     """The true score of a client or group, estimated, and its interval."""
     ends = (f"{end:.0f}" if score is ACCURACY else f"{end:.4g}" for end in (worst.low, worst.high))
     return f"{_format_score(worst.value, score)} ({' to '.join(ends)})"
@@ -85,9 +73,9 @@ def worst_score(score: Score, worst: Worst) -> str:
 
 def fairness_beyond_chance(run: Run) -> str:
     """The spread of true scores over clients with the best methods, and which is fairer; empty: unknown."""
-    if not knows_chance(run):
+    if not compare.knows_chance(run):
         return ""
-    spreads = {m: [true_spread(s.sums(m), s.total) for s in run.compared] for m in best_methods(run, 5)}
+    spreads = {m: [true_spread(s.sums(m), s.total) for s in run.compared] for m in compare.best_methods(run, 5)}
     texts = []
     for method, found in spreads.items():
         estimate, low, high = (fmean(values) for values in zip(*[spread[3:6] for spread in found], strict=True))
@@ -113,9 +101,9 @@ def certificates(run: Run) -> str:
         method: Certificate.of(
             torch.cat([s.sums(method) for s in run.compared]), total, group=run.group, attackers=attackers
         )
-        for method in best_methods(run, 5)
+        for method in compare.best_methods(run, 5)
     }
-    return _sentence(describe(by_method, unseen=len(run.compared) == 1))
+    return f"{capitalise(describe(by_method, unseen=len(run.compared) == 1))}."
 
 
 def attack_text(run: Run) -> str:
@@ -157,7 +145,7 @@ def cautions(run: Run) -> list[str]:
         count = high if low == high else f"Up to {high}"
         sentences.append(
             f"{count} of {len(run.compared[0].total):,} clients were never selected and are evaluated on the shared "
-            f"model; the table “{VIEWS['ever_selected'].title}” leaves them out."
+            f"model; the table “{compare.VIEWS['ever_selected'].title}” leaves them out."
         )
     if (privacy := summaries[0].privacy) is not None:
         sentences.append(
@@ -168,7 +156,9 @@ def cautions(run: Run) -> list[str]:
     if attack := attack_text(run):
         sentences.append(f"Attack {attack}.")
     if any(summary.clean for summary in summaries):
-        sentences.append(f"Only some clients have outliers; the table “{VIEWS['clean'].title}” leaves them out.")
+        sentences.append(
+            f"Only some clients have outliers; the table “{compare.VIEWS['clean'].title}” leaves them out."
+        )
     return sentences + model_cautions(run)
 
 
@@ -200,10 +190,6 @@ def facts(run: Run) -> str:
     return f"{settings['data']}, {settings['clients']:,} clients, {data}, {counts}"
 
 
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
-
-
 def format_percent(value: float) -> str:
     """A percentage without rounding up to 100 %.
 
@@ -213,7 +199,7 @@ def format_percent(value: float) -> str:
     return f"{value:.0f} %" if value == 100 or round(value) < 100 else f"{min(value, 99.9):.1f} %"
 
 
-def _amount(row: Row, metric: Metric) -> str:
+def _amount(row: compare.Row, metric: compare.Metric) -> str:
     digits = 1 if metric.digits == 2 else metric.digits
     return f"{row[metric.key].mean:.{digits}f} {metric.unit}".rstrip()
 

@@ -5,53 +5,41 @@ from typing import Any
 
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.statistics import PairedDifference
-from fedtilt.report.compare import (
-    VIEWS,
-    Metric,
-    Published,
-    Row,
-    baseline_table,
-    comparison_cells,
-    comparison_tables,
-    metrics_of,
-    rare_metrics,
-)
+from fedtilt.report import compare, summary
 from fedtilt.report.run_reader import Run
-from fedtilt.report.summary import cautions, certificates, facts, fairness_beyond_chance, headline, worst_scores
 from fedtilt.report.verdict import thresholds, verdict
 from fedtilt.text_tables import csv_text, markdown_table, markdown_text
 
 
-def as_markdown(runs: Sequence[Run], published: Sequence[Published]) -> str:
+def as_markdown(runs: Sequence[Run], published: Sequence[compare.Published]) -> str:
     """A section per run: the summary, then a table per view; the best method and its ties are bold."""
     blocks = []
     for run, numbers in zip(runs, published, strict=True):
-        blocks += [f"## {markdown_text(run.name)}", f"{markdown_text(facts(run))}."]
-        blocks += [
-            f"**{markdown_text(headline(run))}** {markdown_text(worst_scores(run))}".rstrip(),
-            *(markdown_text(f"Client fairness beyond chance, {t}.") for t in [fairness_beyond_chance(run)] if t),
-            markdown_text(" ".join([*verdict(run), *thresholds(run), *cautions(run)])),
-        ]
-        blocks += [markdown_text(text)] if (text := certificates(run)) else []
-        for view, table in comparison_tables(run).items():
-            title, description, _ = VIEWS[view]
+        blocks += [f"## {markdown_text(run.name)}", f"{markdown_text(summary.facts(run))}."]
+        blocks.append(f"**{markdown_text(summary.headline(run))}** {markdown_text(summary.worst_scores(run))}".rstrip())
+        if text := summary.fairness_beyond_chance(run):
+            blocks.append(markdown_text(f"Client fairness beyond chance, {text}."))
+        blocks.append(markdown_text(" ".join([*verdict(run), *thresholds(run), *summary.cautions(run)])))
+        if text := summary.certificates(run):
+            blocks.append(markdown_text(text))
+        for view, table in compare.comparison_tables(run).items():
+            title, description, _ = compare.VIEWS[view]
             evaluated = view == "evaluated"
-            metrics = (rare_metrics(run) if evaluated else ()) + metrics_of(run)
-            baselines = baseline_table(run) if evaluated else {}
-            rows = _markdown_table(table, metrics, numbers if evaluated else {}, baselines)
+            baselines = compare.baseline_table(run) if evaluated else {}
+            rows = _markdown_table(table, compare.view_metrics(run, view), numbers if evaluated else {}, baselines)
             blocks += [f"### {title}", description, rows]
     return "\n\n".join(blocks) + "\n"
 
 
-def as_csv(runs: Sequence[Run], published: Sequence[Published]) -> str:
+def as_csv(runs: Sequence[Run], published: Sequence[compare.Published]) -> str:
     """One row per run, method and view, every metric with its standard deviation over seeds, unrounded."""
-    metrics = metrics_of(*runs)
+    metrics = compare.metrics_of(*runs)
     header = ["run", "method", "models", "round", "seeds"]
     header += [name for m in metrics for name in (m.key, f"{m.key}_seed_std")]
     published_metrics = [m for m in metrics if any(m.key in row for numbers in published for row in numbers.values())]
     lines: list[list[Any]] = [header + [f"{m.key}_published" for m in published_metrics]]
     for run, numbers in zip(runs, published, strict=True):
-        for view, table in [*comparison_tables(run).items(), ("baseline", baseline_table(run))]:
+        for view, table in [*compare.comparison_tables(run).items(), ("baseline", compare.baseline_table(run))]:
             for method, row in table.items():
                 line = [run.name, method, view, run.round, len(row[metrics[0].key].values)]
                 line += [value for m in metrics for value in (row[m.key].mean, row[m.key].std)]
@@ -104,10 +92,13 @@ def format_effect_size(difference: PairedDifference) -> str:
 
 
 def _markdown_table(
-    table: Mapping[str, Row], metrics: Sequence[Metric], published: Published, baselines: Mapping[str, Row]
+    table: Mapping[str, compare.Row],
+    metrics: Sequence[compare.Metric],
+    published: compare.Published,
+    baselines: Mapping[str, compare.Row],
 ) -> str:
     lines: list[list[str]] = []
-    for method, cells in comparison_cells(table, metrics, published).items():
+    for method, cells in compare.comparison_cells(table, metrics, published).items():
         texts = [format_mean_std(cell.values, cell.digits) for cell in cells]
         bold = [f"**{text}**" if cell.is_best else text for text, cell in zip(texts, cells, strict=True)]
         lines.append([markdown_text(method), *bold])

@@ -8,7 +8,7 @@ from typing import Any
 from fedtilt.errors import InputError
 from fedtilt.files import interpreting, read_json
 from fedtilt.report import html
-from fedtilt.report.figure import Figure, figure_layout, plotly_text
+from fedtilt.report.figure import Figure, axis, capitalise, figure_layout, plotly_text
 from fedtilt.storage.provenance import read_record
 from fedtilt.version import __version__
 
@@ -43,13 +43,8 @@ def build_tuning_page(folder: Path) -> str:
 def _values(folder: Path, tuning: Mapping[str, Any]) -> dict[str, Any]:
     settings, objectives, by = tuning["settings"], tuning["objectives"], tuning["by"]
     better = {objective["name"]: objective["higher_is_better"] for objective in objectives}
-    order = sorted(
-        settings,
-        key=lambda name: (
-            -settings[name]["rounds"],
-            settings[name]["validation"][by] * (-1 if better[by] else 1),
-        ),
-    )
+    sign = -1 if better[by] else 1
+    order = sorted(settings, key=lambda name: (-settings[name]["rounds"], sign * settings[name]["validation"][by]))
     seeds = len(tuning["seeds"])
     facts = f"{len(settings)} settings of {tuning['method']}, {seeds} seed{'s' if seeds > 1 else ''}, " + (
         f"compared after {tuning['compared_rounds']} of {tuning['rounds']} rounds on validation data"
@@ -118,9 +113,8 @@ def _figure(tuning: Mapping[str, Any], x: Mapping[str, Any], y: Mapping[str, Any
         if name in tuning["settings"]:
             marker = {"color": "#d55e00", "symbol": symbol, "size": 16, "line": {"width": 2, "color": "#d55e00"}}
             data.append(_trace(title, [(name, tuning["settings"][name])], x, y, marker))
-    layout = figure_layout(
-        400, [trace["name"] for trace in data], xaxis={"title": {"text": _axis(x)}}, yaxis={"title": {"text": _axis(y)}}
-    )
+    x_axis, y_axis = (axis(objective["title"], objective["unit"]) for objective in (x, y))
+    layout = figure_layout(400, [trace["name"] for trace in data], xaxis=x_axis, yaxis=y_axis)
     return Figure(
         name=f"pareto-{y['name'].replace(':', '-')}",
         title=f"{x['title']} and {y['title']}",
@@ -149,10 +143,6 @@ def _trace(
     }  # fmt: skip
 
 
-def _axis(objective: Mapping[str, Any]) -> str:
-    return f"{objective['title']} ({objective['unit']})" if objective["unit"] else str(objective["title"])
-
-
 def _direction(objective: Mapping[str, Any]) -> str:
     better = "higher" if objective["higher_is_better"] else "lower"
-    return f"{objective['title'][0].upper()}{objective['title'][1:]}: {better} is better"
+    return f"{capitalise(objective['title'])}: {better} is better"

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedtilt.data.groups import CLASS
 from fedtilt.evaluation.comparison import Comparison, compare, compare_clients
 from fedtilt.evaluation.decision_metrics import METRICS
+from fedtilt.evaluation.gains import OUTCOMES, Gains, client_gains
 from fedtilt.evaluation.intervals import bootstrap
 from fedtilt.evaluation.metrics_frame import with_targets
 from fedtilt.evaluation.predictions import CLIENT, Predictions
@@ -53,10 +54,8 @@ def verdict(run: Run) -> list[str]:
     if pooled := [name for name in names if name.startswith("pooled")]:
         model = choose(pooled, key=lambda name: rows[name][lead.key].mean)
         gap = _difference(run, best, model)
-        value, clearly = (
-            _value(run, rows[model][lead.key].mean),
-            {1: "is worse", 0: "is not clearly better", -1: "is better"},
-        )
+        value = _value(run, rows[model][lead.key].mean)
+        clearly = {1: "is worse", 0: "is not clearly better", -1: "is better"}
         sentences.append(
             f"With all rows in one place, {_POOLED[model]} has {value} and {clearly[gap.sign()]}: against it, "
             f"{_change(run, best, gap)}."
@@ -77,12 +76,21 @@ def _about_local(run: Run, best: str) -> list[str]:
     found = _comparison(run, best, "local")
     worse, lower = found.worse(), [name for name, value in found.clients.items() if value < 0]
     seed = f" in seed {run.compared[0].seed}" if len(run.compared) > 1 else ""
+    gains = gains_of(run, best, "local")
+    counts = ", ".join(f"{gains.count(outcome)} {outcome[:-1]}" for outcome in OUTCOMES)
+    shares = f"By the 95 % intervals of their own test samples{seed}: {counts}."
     if worse:
-        return [sentence, f"Better off alone beyond chance{seed}: {_names(worse)}."]
+        return [sentence, f"Better off alone beyond chance{seed}: {_names(worse)}.", shares]
     if lower:
         by_chance = f"a better {run.score.title} alone{seed}, none beyond chance: {_names(lower)}"
-        return [sentence, f"{len(lower)} of {len(found.clients)} clients have {by_chance}."]
-    return [sentence, f"No client has a better {run.score.title} alone{seed}."]
+        return [sentence, f"{len(lower)} of {len(found.clients)} clients have {by_chance}.", shares]
+    return [sentence, f"No client has a better {run.score.title} alone{seed}.", shares]
+
+
+def gains_of(run: Run, ours: str, theirs: str) -> Gains:
+    """What every client has from a method rather than from another or a baseline, in the first seed."""
+    stored = run.predictions[0]
+    return client_gains(stored[ours], stored[theirs], theirs)
 
 
 def _about_constant(run: Run, best: str, constant: str, value: float) -> str:

@@ -1,6 +1,7 @@
 """What a run is compared with: computed once at its end, and stored like an evaluated round, in seed-N/baselines/."""
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -71,9 +72,10 @@ def _train_alone(prepared: PreparedRun, round: int, notice: Notice) -> dict[str,
     """Every client alone: from the initial model, with the settings of the run and as many steps as it has on average.
 
     All train in every round, in as many rounds as a client is selected on average until `round`, the last of the run.
+    Of a run that ends early, the learning rates of the schedule are those until then.
     """
     settings, method = prepared.settings, local()
-    rounds = max(1, int(round * settings.participation + 0.5))
+    rounds, end = (max(1, int(r * settings.participation + 0.5)) for r in (settings.rounds, round))
     schedule = settings.schedule.with_settings(warmup_rounds=min(settings.schedule.warmup_rounds, rounds - 1))
     alone = replace(
         settings, rounds=rounds, eval_every=rounds, participation=1.0, schedule=schedule, privacy=None, attack=None,
@@ -86,8 +88,9 @@ def _train_alone(prepared: PreparedRun, round: int, notice: Notice) -> dict[str,
         federation.dataset.weight_train is not None,
     )  # fmt: skip
     trained = prepared._replace(methods=[method], settings=alone, backend=backend, mechanism=None)
-    for last in simulate_prepared(trained, client_states=ClientStates(None, MEMORY_LIMIT), notice=notice):
-        state = last.state
+    simulation = simulate_prepared(trained, client_states=ClientStates(None, MEMORY_LIMIT), notice=notice)
+    with closing(simulation):
+        state = next(last.state for last in simulation if last.number == end)
     return predict(trained, [method], state)
 
 

@@ -23,10 +23,9 @@ from fedtilt.locks import locked
 from fedtilt.runs.callback import Callback, Callbacks
 from fedtilt.runs.notebook import with_notebook_progress
 from fedtilt.runs.run import check_cluster_of_new_run, check_out_folder, compare_environment, train_to_end
-from fedtilt.runs.trained_run import check_run_folder
 from fedtilt.simulation import Round
-from fedtilt.storage.fingerprint import continued, earlier_version, fingerprint_of
-from fedtilt.storage.provenance import read_record, record_environment, seed_folder
+from fedtilt.storage.fingerprint import continued, fingerprint_of
+from fedtilt.storage.provenance import check_run_folder, read_record, record_environment, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -48,13 +47,12 @@ def run_spec(
         callbacks: called before, after and between the rounds of every seed: see `Callback`
         note: further keys for run.json
     """
-    from fedtilt.spec import check_clients_used, dump
+    from fedtilt.spec import dump
 
     folder = Path(out)
     check_out_folder(folder, may_resume=False)
     # a wrong device, data set, model or cluster is an error before the folder is created
     first = prepare_seed(spec, spec.seed, folder)
-    check_clients_used(spec, first.federation)
     check_effects(first)
     check_cluster_of_new_run(first.settings, folder)
     with locked(folder):
@@ -159,17 +157,13 @@ def train_seed(
 def spec_of(folder: Path, *overrides: str) -> "Spec":
     """The spec of a run, with overrides such as "train.rounds=200"."""
     from fedtilt.spec import load as load_spec
-    from fedtilt.spec.method import MovedKey
 
     check_run_folder(folder)
     read_record(folder)
     if not (folder / "spec.toml").exists():
         raise InputError(f"{folder} was started from Python: call fedtilt.run again with the same arguments and out=")
     read_toml(folder / "spec.toml")  # checks its digest
-    try:
-        return load_spec(folder / "spec.toml", overrides=overrides, recorded=True)
-    except MovedKey:
-        raise earlier_version(folder) from None
+    return load_spec(folder / "spec.toml", overrides=overrides)
 
 
 # -- seeds as tasks of a Ray cluster -----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from fedtilt.parts import Tensors
 from fedtilt.storage.evaluations import read_counts
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.predictions import read_predictions
-from fedtilt.storage.provenance import is_started, read_record, seed_folder
+from fedtilt.storage.provenance import check_run_folder, read_record, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 from fedtilt.version import __version__
 
@@ -150,16 +150,6 @@ def _read_site(folder: Path) -> TrainedRun:
             str(folder), fingerprint, run_folder.description(), run_folder.constants(), {method: server},
             lambda *_: kept, round, lambda _: evaluation, partial(_scores, folder, round), own_client=0,
         )  # fmt: skip
-
-
-def check_run_folder(folder: Path) -> None:
-    """Raise InputError if a folder is not a run folder."""
-    if not folder.exists():
-        raise InputError(f"{folder} does not exist; check the path")
-    if not (folder / "run.json").exists():
-        raise InputError(f"{folder} is not a run folder: it has no run.json")
-    if not is_started(folder):
-        raise InputError(f"{folder} has a run that was stopped before it began; start it again with the same folder")
 
 
 def open_seed(folder: Path, seed: int | None = None) -> tuple[int, RunFolder]:

@@ -16,7 +16,6 @@ from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.engine.prepare import PreparedRun
 from fedtilt.engine.server import RoundRule
 from fedtilt.executors.in_process import BatchSettings, Executor
-from fedtilt.methods import Personal
 from fedtilt.methods.aggregators import FLTrust
 from fedtilt.parts import Tensors
 from fedtilt.training import BACKENDS, LocalJob, Trained, distinct_jobs
@@ -52,15 +51,13 @@ def plan_clients(
     plans: Plans = {client: {} for client in clients}
     for m in prepared.methods:
         without_state: dict[str, LocalJob] | None = None
-        by_size = isinstance(m.personal, Personal) and m.personal.by_size  # then plans differ
         for client in clients:
             kept = client_states.get((m.name, client), fetch=False)
-            jobs = None if kept or by_size else without_state
+            jobs = None if kept else without_state
             if jobs is None:
                 jobs = plan(
                     m, server[m.name], kept, parts=prepared.parts, settings=prepared.settings, round=round,
                     group=prepared.federation.group, net=prepared.net,
-                    samples=prepared.federation.train_size(client),
                 )  # fmt: skip
                 without_state = without_state if kept else jobs
             plans[client][m.name] = jobs

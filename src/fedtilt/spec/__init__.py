@@ -1,7 +1,6 @@
 """The TOML spec of a run: its keys (`fields`, `method`), how to read it (`read`) and how to write it (`write`)."""
 
 from fedtilt.spec.build import (
-    check_clients_used,
     dataset_of,
     federation_of,
     known_schema_of,
@@ -10,7 +9,7 @@ from fedtilt.spec.build import (
     train_settings_of,
 )
 from fedtilt.spec.data_fields import DataSpec
-from fedtilt.spec.fields import ClientsSpec, ModelSpec, OutliersSpec, Spec, StorageSpec
+from fedtilt.spec.fields import ClientsSpec, ModelSpec, Spec, StorageSpec
 from fedtilt.spec.json_schema import json_schema
 from fedtilt.spec.method import MethodSpec
 from fedtilt.spec.read import builtin_names, load, parse

@@ -2,66 +2,35 @@
 
 import functools
 import inspect
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from fedtilt.checks import OnlyWith, check_used
 from fedtilt.data import Dataset, Federation, Schema, images, leaf, load
 from fedtilt.data.corrections import corrected
-from fedtilt.data.partition import resolve_clients
 from fedtilt.data.tables.reader import Source
 from fedtilt.data.tables.table import Table, known_schema, open_table
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import import_function
 from fedtilt.models import MODELS, ModelSource
-from fedtilt.spec.fields import Spec
+from fedtilt.spec.fields import ClientsSpec, Spec
 
 
 def federation_of(spec: Spec, seed: int, dataset: Dataset | None = None) -> Federation:
     """The federation that a spec describes; `dataset` is what `dataset_of` returns, if it is read already."""
-    c, dataset = spec.clients, dataset_of(spec, seed) if dataset is None else dataset
-    partition, _ = resolve_clients(dataset, c.partition, None)
-    own_clients = partition == "column" and dataset.client_names is not None
-    of_partition: dict[str, dict[str, Any]] = {
-        "classes": {"classes_per_client": c.classes_per_client},
-        "dirichlet": {"alpha": c.alpha},
-    }
-    settings: dict[str, Any] = {"partition": partition, **of_partition.get(partition, {})}
-    federation = Federation.build(
-        dataset,
-        clients=None if own_clients else c.count,
-        max_train=c.max_train,
-        validation=c.validation,
-        validation_outliers=c.validation_outliers and c.validation > 0,
-        outliers=spec.outliers.to_outliers(),
-        leave_out=c.leave_out,
-        seed=seed,
-        **settings,
-    )
+    dataset = dataset_of(spec, seed) if dataset is None else dataset
+    settings = vars(spec.clients).copy()
+    count, partition = settings.pop("count"), spec.clients.partition
+    has_own = dataset.client_names is not None and partition in (None, "column")
+    clients = None if has_own and count == ClientsSpec.count else count
+    try:
+        federation = Federation.build(dataset, clients=clients, outliers=spec.outliers, seed=seed, **settings)
+    except NoEffect as error:
+        raise NoEffect(f"clients.{error}", key=f"clients.{error.key}") from None
     return corrected(federation, exclude=spec.data.exclude, relabel=spec.data.relabel)
-
-
-def check_clients_used(spec: Spec, federation: Federation) -> None:
-    """Raise NoEffect for keys of `[clients]` without effect on this federation; runs of old versions may have them."""
-    c, dataset = spec.clients, federation.dataset
-    partition, own = resolve_clients(dataset, c.partition, None)
-    defaults = {f"clients.{field.name}": field.default for field in fields(c)}
-    values = {f"clients.{key}": value for key, value in vars(c).items()} | {"clients.partition": partition}
-    only_with: OnlyWith = {
-        "clients.classes_per_client": {"clients.partition": ("classes",)},
-        "clients.validation_outliers": {"clients.validation": ()},
-    }
-    check_used(values, defaults, only_with)
-    if partition == "column" and c.count not in (own, defaults["clients.count"]):
-        raise NoEffect(
-            f"clients.count = {c.count} has no effect here: {dataset.name!r} has {own} clients of its own; leave it "
-            "out, or set clients.partition = 'classes', 'dirichlet' or 'iid'",
-            key="clients.count",
-        )
 
 
 def dataset_of(spec: Spec, seed: int) -> Dataset:

@@ -5,14 +5,12 @@ It is read from the functions themselves: the first sentence of a docstring, and
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import fields
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedtilt.attacks.attack import KINDS
 from fedtilt.losses import LOSSES
 from fedtilt.methods import COMPONENTS, PRESETS
-from fedtilt.spec.method import preset_settings
 
 # "Li et al., Title, arXiv 1234.56789", or with the names of all authors; without arXiv it ends with the venue or year
 _AUTHORS = r"(?:[A-Z]\. )?[A-Z][\w-]+(?:(?: \w+)? et al\.|(?:, [A-Z][\w-]+)+)"
@@ -33,24 +31,6 @@ class Entry(NamedTuple):
     reference: str  # the paper; empty: there is none
 
 
-def catalog() -> list[Entry]:
-    """All entries, by kind.
-
-    >>> next(entry.reference for entry in catalog() if entry.name == "scaffold").split(", ")[-1]
-    'arXiv 1910.06378'
-    """
-    return [*_methods(), *_components(), *_losses(), *_attacks()]
-
-
-def _methods() -> Iterable[Entry]:
-    for name, preset in PRESETS.items():
-        own = inspect.signature(preset).parameters
-        settings = {
-            key: None if p.default is p.empty else p.default for key, p in preset_settings(name).items() if key in own
-        }
-        yield Entry("methods", name, "methods.preset", *_described(preset, settings))
-
-
 _HEADINGS = {
     "objective": "objectives", "personal": "personal models", "local": "local parts",
     "correction": "corrections of drift",
@@ -59,28 +39,33 @@ _HEADINGS = {
 }  # fmt: skip
 
 
-def _components() -> Iterable[Entry]:
-    for kind, heading in _HEADINGS.items():
-        for name, cls in COMPONENTS[kind].items():
-            settings = {field.name: field.default for field in fields(cls)}
-            yield Entry(heading, name, f"methods.METHOD.{kind}", *_described(cls, settings))
+def catalog() -> list[Entry]:
+    """All entries, by kind.
+
+    >>> next(entry.reference for entry in catalog() if entry.name == "scaffold").split(", ")[-1]
+    'arXiv 1910.06378'
+    """
+    tables: list[tuple[str, str, Mapping[str, Callable[..., Any]]]] = [
+        ("methods", "methods.preset", PRESETS),
+        *((heading, f"methods.METHOD.{kind}", COMPONENTS[kind]) for kind, heading in _HEADINGS.items()),
+        ("losses", "train.loss", LOSSES),
+    ]
+    described = [_described(kind, name, key, made) for kind, key, known in tables for name, made in known.items()]
+    attacks = [
+        Entry("attacks", name, "attack.kind", _without_papers(text), {}, _paper(text)) for name, text in KINDS.items()
+    ]
+    return described + attacks
 
 
-def _losses() -> Iterable[Entry]:
-    for name, loss in LOSSES.items():
-        settings = {field.name: field.default for field in fields(loss)}
-        yield Entry("losses", name, "train.loss", *_described(loss, settings))
-
-
-def _attacks() -> Iterable[Entry]:
-    for name, text in KINDS.items():
-        paper = _paper(text)
-        yield Entry("attacks", name, "attack.kind", _without_papers(text), {}, paper)
-
-
-def _described(function: Callable[..., Any], settings: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
-    text = inspect.getdoc(function) or ""
-    return _without_papers(text.split("\n")[0]).removesuffix("."), settings, _paper(text)
+def _described(kind: str, name: str, key: str, made: Callable[..., Any]) -> Entry:
+    """The entry of a preset, or of a class of settings."""
+    text = inspect.getdoc(made) or ""
+    settings = {
+        setting: None if p.default is p.empty else p.default
+        for setting, p in inspect.signature(made).parameters.items()
+        if setting not in ("name", "made") and p.kind is not p.VAR_KEYWORD
+    }
+    return Entry(kind, name, key, _without_papers(text.split("\n")[0]).removesuffix("."), settings, _paper(text))
 
 
 def _paper(text: str) -> str:

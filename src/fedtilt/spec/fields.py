@@ -1,7 +1,8 @@
 """The keys of a spec: the type, limits, default and meaning of each.
 
 Error messages, the annotated spec of `fedtilt init`, docs/spec.md and the JSON schema are all written from these
-fields; those of `[train]`, `[privacy]` and `[attack]` are in `engine.settings`, `privacy` and `attacks`.
+fields; those of `[outliers]`, `[train]`, `[privacy]` and `[attack]` are in `data.outliers`, `engine.settings`,
+`privacy` and `attacks`.
 """
 
 import re
@@ -10,15 +11,15 @@ from typing import Any
 
 from fedtilt.attacks.attack import Attack
 from fedtilt.checks import check_used, is_plain_name
-from fedtilt.config.setting_fields import REQUIRED, Name, default_of, setting, settings_of
+from fedtilt.config.setting_fields import REQUIRED, default_of, setting, settings_of
 from fedtilt.config.tables import table_of
 from fedtilt.data import Outliers
 from fedtilt.data.groups import CLASS, combined_names
-from fedtilt.data.outliers import FLIP_TARGETS, KINDS, REDRAWS
+from fedtilt.data.outliers import KINDS
 from fedtilt.data.partition import PARTITIONS
 from fedtilt.data.targets import RANGE, TABLE_TASKS
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.errors import InputError, NoEffect
+from fedtilt.errors import InputError
 from fedtilt.imports import is_function_path
 from fedtilt.methods import check_levels
 from fedtilt.models import MODELS
@@ -63,56 +64,6 @@ class ClientsSpec:
         "whether validation data has outliers too, as in practice; otherwise it is clean",
         only_with={"outliers.kind": KINDS[1:]},  # a search draws validation data itself
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutliersSpec:
-    """`[outliers]`."""
-
-    kind: str = setting("none", "how training data is corrupted", choices=KINDS)
-    rate: float = setting(0.3, "the share of a client's samples that are outliers", ge=0, le=1)
-    strength: float | None = setting(
-        None,
-        "the share of pixels (corruptions) or the standard deviation (gaussian); default: 0.3 or 1",
-        ge=0,
-        example=0.5,
-    )
-    clients: float = setting(1.0, "the share of clients that have outliers", ge=0, le=1)
-    redraw: str = setting(
-        "round",
-        "when outliers are drawn: anew in every round, or once, as mislabelled data is in practice",
-        choices=REDRAWS,
-    )
-    flip_to: str | None = setting(
-        None,
-        "the class that a label flips to: another of the client, any other, the one with the nearest mean of the "
-        'training samples, or as in pairs; default: "pairs" if these are given, else "client"',
-        choices=FLIP_TARGETS,
-        example="any",
-    )
-    pairs: dict[str, Name] = setting(
-        {},
-        "the class that each class flips to; classes without a pair do not flip; it may be a table [outliers.pairs] "
-        "too",
-        allowed='a table of class names, such as {3 = "5"}',
-    )
-
-    def __post_init__(self) -> None:
-        self.to_outliers()
-
-    def to_outliers(self) -> Outliers:
-        """The outliers that `Federation.build` takes."""
-        try:
-            return Outliers(**vars(self) | {"pairs": self.pairs or None})
-        except NoEffect as error:
-            raise NoEffect(_spec_words(error), key=f"outliers.{error.key}") from None
-        except InputError as error:
-            raise InputError(_spec_words(error)) from None
-
-
-def _spec_words(error: InputError) -> str:
-    """A message about outliers with the keys of a spec."""
-    return str(error).replace("outlier_", "outliers.").replace("set outliers =", "set outliers.kind =")
 
 
 def _is_argument(value: Any) -> bool:
@@ -199,7 +150,7 @@ class Spec:
     )
     data: DataSpec = setting(DataSpec(), "the data set")
     clients: ClientsSpec = setting(ClientsSpec(), "how the data is divided among clients")
-    outliers: OutliersSpec = setting(OutliersSpec(), "outliers in the training data, not in the test data")
+    outliers: Outliers = setting(Outliers(), "outliers in the training data, not in the test data")
     model: ModelSpec = setting(ModelSpec(), "the model")
     train: TrainSettings = setting(TrainSettings(), "the training settings, the same for every method")
     privacy: Privacy | None = setting(None, "client-level differential privacy of the shared model; without keys: none")
@@ -232,7 +183,7 @@ class Spec:
         table, keys = getattr(self, name), settings_of(TABLES[name])
         if table is None:
             return {key: default_of(field) for key, field in keys.items()}
-        left_out = table.left_out if isinstance(table, Attack) else ()
+        left_out = getattr(table, "left_out", ())
         return {key: None if key in left_out else getattr(table, key) for key in keys}
 
     def _check_used(self) -> None:

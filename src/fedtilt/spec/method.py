@@ -3,7 +3,6 @@
 import difflib
 import functools
 import inspect
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -11,42 +10,11 @@ from typing import Any
 
 from fedtilt.config.setting_fields import setting
 from fedtilt.errors import InputError
-from fedtilt.methods import PRESETS, Method
+from fedtilt.methods import COMPONENTS, PRESETS, Method
 from fedtilt.toml_text import format_toml
 
 METHOD_FACTORIES: dict[str, Callable[..., Method]] = {**PRESETS, "custom": Method}
 COMPONENT_KEYS = tuple(each.name for each in fields(Method) if each.name not in ("name", "made"))
-
-# key of earlier versions → how it is written now; RULE is the aggregator that the method names
-MOVED = {
-    "tau": "objective = { tau = VALUE }",
-    "lam": "objective = { lam = VALUE }",
-    "levels": "objective = { levels = VALUE }",
-    "utility": 'objective = { rule = "propfair", utility = VALUE }',
-    "mu": "personal = { mu = VALUE }",
-    "lr_personal": "personal = { lr = VALUE }",
-    "epochs_personal": "personal = { epochs = VALUE }",
-    "personal_start": "personal = { start = VALUE }",
-    "inner_steps": 'personal = { rule = "moreau", inner_steps = VALUE }',
-    "head_epochs": 'local = { names = ["last"], first_epochs = VALUE }',
-    "client_tilt": 'weighting = { rule = "loss", tilt = VALUE }',
-    "weights_lr": 'weighting = { rule = "afl", lr = VALUE }',
-    "q": 'aggregator = { rule = "tilted", q = VALUE }',
-    "distance": 'aggregator = { rule = "tilted", distance = VALUE }',
-    "steps": 'aggregator = { rule = "tilted", steps = VALUE }',
-    "bad_share": 'aggregator = { rule = RULE, bad_share = VALUE }, or before = [{ rule = "nnm", bad_share = VALUE }]',
-    "clip_radius": 'before = [{ rule = "clipping", radius = VALUE }], or aggregator = { rule = RULE, radius = VALUE }',
-    "root_samples": 'aggregator = { rule = "fltrust", root_samples = VALUE }',
-    "weights_bound": 'aggregator = { rule = "fedmgda", bound = VALUE }',
-    "update_length": 'aggregator = { rule = "fedmgda", length = VALUE }',
-    "pre_aggregators": "before = VALUE",
-    "bucket_size": 'before = [{ rule = "bucketing", size = VALUE }]',
-}
-_RULES = {"bad_share": "trimmed_mean", "clip_radius": "norm_clipped"}  # where the method names no aggregator
-
-
-class MovedKey(InputError):
-    """A key of an earlier version."""
 
 
 def preset_settings(preset: str) -> dict[str, inspect.Parameter]:
@@ -126,8 +94,6 @@ class MethodSpec:
         allowed, required = preset_settings(self.preset), required_settings(self.preset)
         for key, value in settings.items():
             if key not in allowed:
-                if key in MOVED:
-                    raise self._moved(key, value)
                 raise self._unknown(key, value, list(allowed))
         for key in required:
             if key not in settings and not (key == "tau" and "levels" in settings):
@@ -138,14 +104,22 @@ class MethodSpec:
 
     def _unknown(self, key: str, value: Any, allowed: list[str]) -> InputError:
         what = f"methods.{self.name}.{key} = {value!r:.60} is not a setting of preset {self.preset!r}"
-        if close := difflib.get_close_matches(key, [*allowed, *MOVED], n=1):
+        if component := self._component_with(key, value):
+            return InputError(f"{what}, but of a component: write {component}")
+        if close := difflib.get_close_matches(key, allowed, n=1):
             return InputError(f"{what}; did you mean methods.{self.name}.{close[0]}?")
         return InputError(f"{what}, which takes {', '.join(allowed[:8])}, …; leave it out")
 
-    def _moved(self, key: str, value: Any) -> MovedKey:
-        if key == "mu" and value == math.inf:
-            return MovedKey(f"methods.{self.name}.mu = inf, no personal model, is the default; leave it out")
-        rule = self.settings.get("aggregator")
-        rule = rule if isinstance(rule, str) else _RULES.get(key, "")
-        new = MOVED[key].replace("RULE", format_toml(rule)).replace("VALUE", format_toml(value))
-        return MovedKey(f"methods.{self.name}.{key} = {format_toml(value)} is a setting of a component: write {new}")
+    def _component_with(self, key: str, value: Any) -> str | None:
+        """The table of a component with this setting, if there is one: of those that the method names, else any."""
+        found = [
+            (self.settings.get(kind) == rule, kind, rule)
+            for kind, rules in COMPONENTS.items()
+            for rule, cls in rules.items()
+            if key in (each.name for each in fields(cls))
+        ]
+        if not found:
+            return None
+        _, kind, rule = max(found, key=lambda each: each[0])  # the first of equals
+        table = format_toml({"rule": rule, key: value})
+        return f"{kind} = [{table}]" if kind == "before" else f"{kind} = {table}"

@@ -21,7 +21,7 @@ from fedtilt.imports import find_modules_in
 from fedtilt.methods import PRESETS, check_rates_used
 from fedtilt.spec.error_messages import check_tables, method_label, unknown_key
 from fedtilt.spec.fields import TABLES, Spec
-from fedtilt.spec.method import COMPONENT_KEYS, MOVED, MethodSpec, method_keys
+from fedtilt.spec.method import COMPONENT_KEYS, MethodSpec
 from fedtilt.spec.starting_point import FEDERATIONS, federation_spec
 
 Raw = dict[str, Any]
@@ -54,11 +54,10 @@ def load(
     seed: int | None = None,
     seeds: int | None = None,
     device: str | None = None,
-    recorded: bool = False,
 ) -> Spec:
     """Read and check a spec.
 
-    A key without effect is an error, unless it is of a built-in spec or a run: then it is dropped.
+    A key without effect is an error, unless it is of a built-in spec: then it is dropped.
 
     Paths in a file are relative to the file, paths in overrides to the working folder; the spec has absolute paths.
 
@@ -69,7 +68,6 @@ def load(
         seed: replaces the spec's seed
         seeds: replaces the spec's number of seeds
         device: replaces the spec's device
-        recorded: whether it is the spec of a run, in which an earlier version left keys without effect
 
     >>> load("digits", overrides=["train.rounds=5"], methods=["fedavg"]).train.rounds
     5
@@ -86,7 +84,7 @@ def load(
     options = {"seed": seed, "seeds": seeds, "device": device}
     raw |= {key: value for key, value in options.items() if value is not None}
     given = [key for key, _, value in map(partial(_split_override, raw), overrides) if value]
-    spec = _parse_without_unused(raw, given) if recorded or _is_builtin(source) else parse(raw)
+    spec = _parse_without_unused(raw, given) if _is_builtin(source) else parse(raw)
     check_rates_used([m.to_method() for m in spec.methods], [key.removeprefix("train.") for key in given], "train.")
     return spec
 
@@ -243,8 +241,8 @@ def _override(raw: Raw, text: str) -> None:
         kind, target, last = Any, settings_table(target, known[key]), entry  # train.loss.gamma
     elif entry and key in known and get_origin(known[key].type) is dict:
         kind, target, last = Any, target.setdefault(key, {}), entry  # model.arguments.width
-    elif table is MethodSpec and (target not in raw["methods"] or last in (*method_keys(), *MOVED)):
-        kind = Any
+    elif table is MethodSpec and (target not in raw["methods"] or last not in known):
+        kind = Any  # `MethodSpec` checks it
     elif last in known:
         kind = known[last].type
     else:

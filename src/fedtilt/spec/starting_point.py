@@ -16,12 +16,8 @@ _BATCH_SIZES = {256: 16, 2048: 32}  # up to this many rows of the median client;
 def starting_point(clients: int, rows: int, task: str = "classification") -> dict[str, Any]:
     """FedAvg, Ditto and FedTilt with a perceptron, about as good as a regression on all rows.
 
-    A client takes about 20 steps in a round, so that 30 rounds suffice for small clients too.
-
-    Args:
-        clients: the number of clients
-        rows: the training rows of the median client
-        task: "classification" or "regression"
+    A client takes about 20 steps in a round, so that 30 rounds suffice for small clients too. `rows` are the training
+    rows of the median client.
     """
     batch_size = next((size for most, size in _BATCH_SIZES.items() if rows <= most), 64)
     epochs = round(_LOCAL_STEPS / math.ceil(rows / batch_size))

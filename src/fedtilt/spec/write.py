@@ -35,12 +35,7 @@ def dump(spec: Spec) -> str:
 
 
 def annotated(file: str = "fedtilt.toml", spec: Spec | None = None) -> str:
-    """A spec with every key, its meaning, allowed values and default.
-
-    Args:
-        file: where it is written
-        spec: the spec (default: the digits spec)
-    """
+    """A spec, by default that of the digits, with every key, its meaning, allowed values and default."""
     heading = _heading(file, spec, _EVERY_KEY)
     spec = spec or replace(load("digits"), name=Path(file).stem)
     blocks = [heading, *_commented_pairs(Spec, _top(spec))]

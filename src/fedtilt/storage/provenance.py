@@ -87,6 +87,18 @@ def is_started(folder: Path) -> bool:
     )
 
 
+def check_run_folder(folder: Path) -> None:
+    """Raise InputError if a folder is not a run folder."""
+    if not folder.exists():
+        raise InputError(f"{folder} does not exist; check the path")
+    if not (folder / "run.json").exists():
+        site = next((path for path in sorted(folder.rglob("report.txt")) if path.parent.name.startswith("site-")), None)
+        is_site = f"a site has {site}, and the server the run folder of the federation"
+        raise InputError(f"{folder} is not a run folder: {is_site if site else 'it has no run.json'}")
+    if not is_started(folder):
+        raise InputError(f"{folder} has a run that was stopped before it began; start it again with the same folder")
+
+
 def read_record(folder: Path) -> dict[str, Any]:
     """run.json: when the run was started, its seeds and its environment."""
     record = read_json(folder / "run.json")

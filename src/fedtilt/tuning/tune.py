@@ -133,13 +133,12 @@ def _tune_spec(
     spec: "Spec", method: str | None, axes: Mapping[str, Axis], request: Mapping[str, Any], folder: Path,
     callback: Callback,
 ) -> Tuning:  # fmt: skip
-    from fedtilt.spec import check_clients_used, dump
+    from fedtilt.spec import dump
 
     tuned, is_new, limits = SpecMethod(spec, method, axes), not is_started(folder), spec.storage
     storage = Storage(folder, limits.checkpoint_seconds, limits.memory_limit_mb * 2**20)
     search = Search(tuned, _plan(tuned, axes, request), storage, callback)
     if is_new:
-        check_clients_used(tuned.with_validation, tuned.federation(spec.seed))
         _check_effects(tuned)
         if not spec.clients.validation:
             share = f"{VALIDATION_SHARE:.0%} of every client's training data"

@@ -22,7 +22,10 @@ def quiet_load(name, seed=0):
         return load(name, seed=seed)
 
 
-@pytest.mark.parametrize("name", TABLES)
+LARGE = ("chem97-schools", "insteval", "insteval-lecturers", "star")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in TABLES])
 def test_the_catalogue_is_true_of_every_table(name):
     entry, known, data = catalog.entry(name), TABLES[name], quiet_load(name)
     assert data.name == name

@@ -47,6 +47,27 @@ def test_class_folders(tmp_path, cache):
     assert sorted(Federation.build(data, clients=1, partition="iid").row_names(0))[:2] == ["cat/0.png", "cat/1.png"]
 
 
+def test_tiny_imagenet_is_read_as_published(tmp_path, cache):
+    root = tmp_path / "tiny-imagenet-200"
+    for number, name in enumerate(["n01", "n02"]):
+        for i in range(3):
+            save(root / "train" / name / "images" / f"{name}_{i}.JPEG", 100 * number + 10 * i, (8, 8))
+        (root / "train" / name / f"{name}_boxes.txt").write_text("")
+    for i in range(2):
+        save(root / "val" / "images" / f"val_{i}.JPEG", 50, (8, 8))
+        save(root / "test" / "images" / f"test_{i}.JPEG", 60, (8, 8))
+    annotations = root / "val" / "val_annotations.txt"
+    annotations.write_text("val_0.JPEG\tn02\t0\t0\t7\t7\nval_1.JPEG\tn01\t0\t0\t7\t7\n")
+    data = images(root)
+    assert (data.class_names, data.x_train.shape, data.x_test.shape) == (("n01", "n02"), (6, 3, 8, 8), (2, 3, 8, 8))
+    assert data.y_train.tolist() == [0, 0, 0, 1, 1, 1]
+    assert torch.equal(data.y_train, (data.x_train[:, 0, 0, 0] > 60).long())
+    assert data.y_test.tolist() == [1, 0]
+    annotations.write_text("val_0.JPEG\tn03\t0\t0\t7\t7\n")
+    with pytest.raises(InputError, match="line 1 has no image of val/images and class of train; unpack it again"):
+        images(root)
+
+
 def test_client_folders_inside_splits(tmp_path, cache):
     root = folder(tmp_path / "pets", ["train/b/cat", "train/a/cat", "train/a/dog", "Test/a/cat", "Test/b/cat"])
     data = images(root)

@@ -142,29 +142,3 @@ def test_complete_columns_are_not_summarised():
     schema = table(patients(), target="diagnosis").schema
     assert summary(patients(), "a", schema=schema).columns == ()
     assert merge([summary(patients(seed=1), "a", schema=schema)], schema) == schema
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda s: s.pop("rows"),
-        lambda s: s.update(rows=-1),
-        lambda s: s.update(more=1),
-        lambda s: s["columns"][0].update(mean=float("nan")),
-        lambda s: s["columns"][0].update(mean=None),
-        lambda s: s["columns"][0].update(squares=-1.0),
-        lambda s: s["columns"][0].update(kind="float"),
-        lambda s: s["columns"][0].update(missing="2"),
-        lambda s: s["columns"][0].update(secret=1),
-        lambda s: s["columns"][0].update(quantiles=[1.0, float("inf")]),
-        lambda s: s["columns"][1].update(categories={"a": -5}),
-        lambda s: s.update(columns=5),
-    ],
-)
-def test_a_damaged_summary_is_refused(change):
-    values = json.loads(json.dumps(summary(patients(), "a").to_json()))
-    change(values)
-    with pytest.raises(InputError, match="the summary of a site's table is damaged"):
-        SiteSummary.from_json(values)
-    with pytest.raises(InputError, match="the summary of a site's table is damaged"):
-        SiteSummary.from_json(None)

@@ -10,9 +10,9 @@ import torch
 
 from fedtilt.data import Federation, Schema, table, transform
 from fedtilt.data.tables.merge import merge
-from fedtilt.data.tables.missing_codes import find_codes
 from fedtilt.data.tables.settings import TableSettings
 from fedtilt.data.tables.table import open_table
+from fedtilt.data.tables.text_values import find_codes
 from fedtilt.errors import InputError
 
 pandas = pytest.importorskip("pandas")

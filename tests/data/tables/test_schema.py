@@ -162,20 +162,27 @@ def test_a_schema_file_is_read_back_and_edited(tmp_path):
     assert table(frame, schema=kinds).schema == data.schema
 
 
+@pytest.fixture(scope="module")
+def with_schema():
+    frame = patients()
+    frame.loc[0, "ward"] = None
+    return frame, table(frame, target="diagnosis").schema.text()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda s: s.pop("columns"), 'has no "columns"; write one with fedtilt data schema'),
         (lambda s: s.update(version=2), "its version is 2; this fedtilt reads version 1"),
         (lambda s: s.update(labels="x"), "it has the unknown key 'labels'; a schema has target, "),
-        (lambda s: s["columns"]["age"].update(kind="float"), "column 'age' has kind = 'float'; choose one of number"),
+        (lambda s: s["columns"]["age"].update(kind="float"), "column 'age': unknown kind 'float'; choose one of"),
         (lambda s: s["columns"]["age"].update(kind="category"), "column 'age' is of kind 'category', which has no"),
         (lambda s: s["columns"]["age"].update(median=5), "column 'age' has the unknown key 'median'; a column has"),
-        (lambda s: s["columns"]["age"].update(deviation=-1), "deviation of column 'age' is -1.0; give a finite"),
-        (lambda s: s["columns"]["age"].update(mean="x"), "mean of column 'age' must be a number, got 'x'"),
+        (lambda s: s["columns"]["age"].update(deviation=-1), "column 'age': deviation must be a number ≥ 0, got -1"),
+        (lambda s: s["columns"]["age"].update(mean="x"), "column 'age': mean must be a number, got 'x'"),
         (lambda s: s["columns"]["ward"].update(categories="abc"), "categories of column 'ward' are 'abc'; give a list"),
         (lambda s: s["columns"]["ward"].update(categories=["a", "a"]), "categories of column 'ward' has a name twice"),
-        (lambda s: s["columns"]["ward"].update(other=1), "other of column 'ward' is 1; write true or false"),
+        (lambda s: s["columns"]["ward"].update(other=1), "column 'ward': other must be True or False, got 1"),
         (lambda s: s["columns"].update(age=5), 'column \'age\' is 5; write {"kind": …} with one of number'),
         (lambda s: s["columns"]["admitted"].update(format="dd.mm"), "format of column 'admitted' is 'dd.mm'; write"),
         (lambda s: s.update(client="age"), "the schema has 'age' as client and as a column; remove one"),
@@ -188,10 +195,9 @@ def test_a_schema_file_is_read_back_and_edited(tmp_path):
         (lambda s: s["columns"].update(admitted={"kind": "number"}), "column 'admitted' of DataFrame is a date, not"),
     ],
 )  # fmt: skip
-def test_bad_schemas_are_refused(tmp_path, change, message):
-    frame, path = patients(), tmp_path / "schema.json"
-    frame.loc[0, "ward"] = None
-    schema = table(frame, target="diagnosis").schema.to_json()
+def test_bad_schemas_are_refused(tmp_path, with_schema, change, message):
+    (frame, text), path = with_schema, tmp_path / "schema.json"
+    schema = json.loads(text)
     change(schema)
     path.write_text(json.dumps(schema))
     with pytest.raises(InputError) as error:

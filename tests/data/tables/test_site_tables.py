@@ -211,14 +211,16 @@ def test_a_mean_that_its_own_quantiles_cannot_have_is_damage(change):
     assert SiteSummary.from_json(values) == numbers(0, 1)
     values["columns"][0] |= change
     values["rows"] = values["columns"][0]["rows"]
-    with pytest.raises(InputError, match="mean and squares of column 'x' are not those of rows with its quantiles"):
+    with pytest.raises(
+        InputError, match="mean and squares of column 'x' of kind 'number' are not those of rows with its quantiles"
+    ):
         SiteSummary.from_json(values)
 
 
 @pytest.mark.parametrize("draw", ["standard_normal", "standard_cauchy", "standard_exponential", "random", "pareto"])
 @pytest.mark.parametrize("rows", [6, 20, 31, 75, 76, 500])
 def test_the_quantiles_of_any_rows_fit_their_mean(draw, rows):
-    for seed in range(20):
+    for seed in range(6):
         rng = np.random.default_rng(seed)
         values = rng.pareto(0.5, rows) if draw == "pareto" else getattr(rng, draw)(rows)
         if seed % 3 == 0:
@@ -242,26 +244,33 @@ def column(values, kind):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda v: v.update(rows=10**7), "rows is not a whole number in 0 to 1000000"),
+        (lambda v: v.pop("rows"), "rows is missing"),
+        (lambda v: v.update(more=1), "it has the unknown key 'more'"),
+        (lambda v: v.update(columns=5), "object of type 'int' has no len"),
+        (lambda v: v["columns"][0].update(secret=1), "has the unknown key 'secret'"),
+        (lambda v: v["columns"][0].update(missing="2"), "missing = '2' is not possible; give a whole number ≥ 0"),
+        (lambda v: v["columns"][0].update(kind="float"), "kind = 'float' is not possible; give one of number"),
+        (lambda v: column(v, "number").update(mean=None), "has no value of mean or of squares"),
+        (lambda v: v.update(rows=10**7), "it has 10000000 rows, and a site has at most 1000000"),
         (lambda v: v.update(rows=v["rows"] + 1), "rows with and .* without a value"),
-        (lambda v: v.update(classes=["a"] * 2), "classes have a name twice"),
-        (lambda v: v.update(classes=[str(n) for n in range(5000)]), "classes are 5000, and at most 1000 are read"),
-        (lambda v: v.update(classes=["x" * 201]), "a name in classes is not a text of at most 200 characters"),
-        (lambda v: v["columns"].append(copy.deepcopy(v["columns"][0])), "columns have a name twice"),
-        (lambda v: v["columns"][0].update(name=7), "a name in columns is not a text"),
-        (lambda v: column(v, "number").update(mean=float("nan")), "mean of column 'age' is not a finite number"),
-        (lambda v: column(v, "number").update(mean=10**400), "int too large|not a finite number"),
-        (lambda v: column(v, "number").update(squares=-1.0), "squares of column 'age' is not a finite number ≥ 0"),
-        (lambda v: column(v, "number").update(mean="1"), "mean of column 'age' is not a finite number"),
-        (lambda v: column(v, "number").update(rows=-1), "rows of column 'age' is not a whole number"),
-        (lambda v: column(v, "number").update(rows=True), "rows of column 'age' is not a whole number"),
-        (lambda v: column(v, "number").update(quantiles=[2.0, 1.0]), "quantiles of column 'age' are not sorted"),
-        (lambda v: column(v, "number").update(quantiles=[1.0] * 16), "are 16, and at most 15 are read"),
-        (lambda v: column(v, "number").update(categories={"a": 1}), "of kind 'number' has categories"),
-        (lambda v: column(v, "number").update(format="%d"), "of kind 'number' has a format"),
+        (lambda v: v.update(classes=["a"] * 2), "classes = .* is not possible; give at most 1000"),
+        (lambda v: v.update(classes=[str(n) for n in range(5000)]), "classes = .* is not possible; give at most 1000"),
+        (lambda v: v.update(classes=["x" * 201]), "classes = .* is not possible; give at most 1000"),
+        (lambda v: v["columns"].append(copy.deepcopy(v["columns"][0])), "two columns have the same name"),
+        (lambda v: v["columns"][0].update(name=7), "column 7.name = 7 is not possible; give text of"),
+        (lambda v: column(v, "number").update(mean=float("nan")), "column 'age'.mean = nan is not possible; give a"),
+        (lambda v: column(v, "number").update(mean=10**400), "mean = 1000.* is not possible; give a finite number"),
+        (lambda v: column(v, "number").update(squares=-1.0), "squares = -1.0 is not possible; give a finite n"),
+        (lambda v: column(v, "number").update(mean="1"), "mean = '1' is not possible; give a finite number"),
+        (lambda v: column(v, "number").update(rows=-1), "rows = -1 is not possible; give a whole number ≥ 0"),
+        (lambda v: column(v, "number").update(rows=True), "rows = True is not possible; give a whole number ≥ 0"),
+        (lambda v: column(v, "number").update(quantiles=[2.0, 1.0]), "give at most 15 ascending numbers"),
+        (lambda v: column(v, "number").update(quantiles=[1.0] * 16), "give at most 15 ascending numbers"),
+        (lambda v: column(v, "number").update(categories={"a": 1}), "of kind 'number' has a value of categories"),
+        (lambda v: column(v, "number").update(format="%d"), "of kind 'number' has a value of format"),
         (lambda v: column(v, "category").update(mean=0.0), "of kind 'category' has a value of mean"),
-        (lambda v: column(v, "category").update(categories={f"{n}": 1 for n in range(10**5)}), "at most 1000 are read"),
-        (lambda v: column(v, "category")["categories"].update(x=-5), "is not a whole number in 1 to"),
+        (lambda v: column(v, "category").update(categories={f"{n}": 1 for n in range(10**5)}), "at most 1000"),
+        (lambda v: column(v, "category")["categories"].update(x=-5), "give at most 1000 names"),
         (lambda v: column(v, "category").update(rare=7), "have .* rows instead of"),
         (lambda v: column(v, "category").update(kind=["category"]), "kind"),
     ],
@@ -272,6 +281,8 @@ def test_a_summary_that_no_table_gives_is_refused(change, message):
     change(values)
     with pytest.raises(InputError, match=f"the summary of a site's table is damaged: .*({message})"):
         SiteSummary.from_json(values, 10**6)
+    with pytest.raises(InputError, match="the summary of a site's table is damaged"):
+        SiteSummary.from_json(None)
 
 
 def test_numbers_that_float64_cannot_add_are_a_constant():

@@ -8,7 +8,7 @@ from fedtilt.data import Schema, table, transform
 from fedtilt.data.tables.merge import merge, misfits
 from fedtilt.data.tables.settings import TableSettings
 from fedtilt.data.tables.table import open_table
-from fedtilt.data.tables.values import read_values
+from fedtilt.data.tables.values import read_column
 from fedtilt.errors import InputError
 
 pandas = pytest.importorskip("pandas")
@@ -26,7 +26,7 @@ def write(folder, columns, name="t.csv", separator=","):
 def numbers(path, column="x", **settings):
     """The numbers that a column was read as, in the order of the rows."""
     opened = open_table(path, TableSettings(target="y", **settings))
-    found = read_values(opened.reader, column)
+    found = read_column(opened.reader, column)
     data = opened.to_dataset()
     known, position = data.schema.column(column), data.schema.inputs.index(column)
     assert data.x_train[:, position].tolist() == pytest.approx(
@@ -110,7 +110,7 @@ def test_a_file_of_decimal_commas_is_read_like_one_of_points(tmp_path):
         "x;z;y\n" + "1,5;7;a\n2,5;8;b\n" * 9000 + "3.5;9;a\n"
     )  # a point after the first rows
     late = open_table(tmp_path / "late.csv", TableSettings(target="y"))
-    assert read_values(late.reader, "x").values[-3:].tolist() == [1.5, 2.5, 3.5]
+    assert read_column(late.reader, "x").values[-3:].tolist() == [1.5, 2.5, 3.5]
 
 
 def test_a_large_file_whose_first_rows_do_not_tell(tmp_path):

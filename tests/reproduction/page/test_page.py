@@ -10,7 +10,7 @@ from reproduction.chapter import CaptionedFigure, Table, Text, leading_number
 from reproduction.experiments import kind_of
 from reproduction.page.build import build_page
 from reproduction.page.html import as_html, prose
-from reproduction.page.markdown import front_page, site_pages
+from reproduction.page.markdown import LEADERBOARD, front_page, site_pages, with_leaderboard
 from reproduction.page.svg import up_to_date, write_svgs
 from reproduction.results import RESULTS, CaseResult, ResultsFolder
 from tests.helpers.handmade_results import comparison_result, metrics, write_tuned_results
@@ -133,10 +133,14 @@ def test_a_page_without_results(tmp_path: Path) -> None:
     assert "budgets, Clean data, " in page
 
 
-def test_the_front_page_in_docs_is_up_to_date() -> None:
-    text, figures = front_page(build_page(ResultsFolder(RESULTS)))
+def test_the_pages_in_docs_are_up_to_date() -> None:
+    page = build_page(ResultsFolder(RESULTS))
+    text, figures = front_page(page)
     run = "run: python -m reproduction page --to docs/reproduction"
     assert (DOCS / "README.md").read_text("utf-8") == text, run
+    board = (DOCS.parent / LEADERBOARD).read_text("utf-8")
+    assert with_leaderboard(board, page) == board, run
+    assert len(board.splitlines()) <= 350
     assert not [figure.name for figure in figures if not up_to_date(figure, DOCS / "figures")], run
     assert {path.stem for path in (DOCS / "figures").glob("*.svg")} == {figure.name for figure in figures}
     assert len(text.splitlines()) <= 300

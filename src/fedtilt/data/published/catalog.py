@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.published.cifar10 import CIFAR10
+from fedtilt.data.published.cifar import CIFAR10, CIFAR100
 from fedtilt.data.published.digits import DIGITS
 from fedtilt.data.published.entry import Entry, data_folder, find_archive, find_file
 from fedtilt.data.published.federations import FEDERATIONS
@@ -13,7 +13,7 @@ from fedtilt.data.published.toy import TOYS
 from fedtilt.errors import InputError
 
 CATALOG: dict[str, Entry] = {
-    entry.name: entry for entry in (DIGITS, MNIST, FASHION_MNIST, CIFAR10, *TOYS, *FEDERATIONS)
+    entry.name: entry for entry in (DIGITS, MNIST, FASHION_MNIST, CIFAR10, CIFAR100, *TOYS, *FEDERATIONS)
 }
 
 
@@ -21,7 +21,7 @@ def names() -> tuple[str, ...]:
     """The names that `load` takes.
 
     >>> names()[:5]
-    ('digits', 'mnist', 'fashion-mnist', 'cifar10', 'toy-1')
+    ('digits', 'mnist', 'fashion-mnist', 'cifar10', 'cifar100')
     """
     return tuple(CATALOG)
 

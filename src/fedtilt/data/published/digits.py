@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fedtilt import seeds
-from fedtilt.data.dataset import Dataset
+from fedtilt.data.dataset import Dataset, split_dataset
 from fedtilt.data.published.entry import Entry
 from fedtilt.data.sampling import stratified_mask
 
@@ -19,16 +19,8 @@ def read_digits(entry: Entry, folder: Path, seed: int) -> Dataset:
     x = torch.from_numpy((bunch.images / 16).astype(np.float32))[:, None]  # (1797, 1, 8, 8)
     y = bunch.target.astype(np.int64)
     test = torch.from_numpy(stratified_mask(y, entry.test, seeds.generator(seeds.key(0, "digits/test"))))
-    labels = torch.from_numpy(y)
-    return Dataset(
-        name=entry.name,
-        x_train=x[~test],
-        y_train=labels[~test],
-        x_test=x[test],
-        y_test=labels[test],
-        classes=entry.classes,
-        image=True,
-    )
+    columns = {"x": x, "y": torch.from_numpy(y)}
+    return split_dataset(columns, {"train": ~test, "test": test}, name=entry.name, classes=entry.classes, image=True)
 
 
 DIGITS = Entry(

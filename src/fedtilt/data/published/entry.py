@@ -44,33 +44,19 @@ class Sites(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One data set of the catalogue, and how to read it.
+    """One data set of the catalogue, and how to read it."""
 
-    Args:
-        name: the name for `load`
-        description: what the samples are, in a few words
-        reader: `reader(entry, data_folder, seed)` returns the data set; the seed matters for generated data only
-        train: the number of training samples
-        test: the number of test samples
-        classes: the number of classes
-        class_names: the classes' names; empty: their numbers
-        files: the files to download; empty for a data set that is built in
-        contents: the uncompressed files
-        folders: the folders, relative to the data folder, that may contain either
-        sites: the clients of a federation that exists; None: the data set has to be divided among clients
-    """
-
-    name: str
-    description: str
-    reader: Callable[["Entry", Path, int], Dataset]
-    train: int
-    test: int
-    classes: int
-    class_names: tuple[str, ...] = ()
-    files: tuple[PublishedFile, ...] = ()
-    contents: tuple[Content, ...] = ()
-    folders: tuple[str, ...] = ()
-    sites: Sites | None = None
+    name: str  # for `load`
+    description: str  # what the samples are, in a few words
+    reader: Callable[["Entry", Path, int], Dataset]  # of the entry, the data folder, and a seed for generated data
+    train: int  # the number of training samples
+    test: int  # the number of test samples
+    classes: int  # the number of classes
+    class_names: tuple[str, ...] = ()  # empty: their numbers
+    files: tuple[PublishedFile, ...] = ()  # to download; empty: it is built in
+    contents: tuple[Content, ...] = ()  # the uncompressed files
+    folders: tuple[str, ...] = ()  # relative to the data folder, that may contain either
+    sites: Sites | None = None  # of a federation that exists; None: the data set has to be divided among clients
 
 
 def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:

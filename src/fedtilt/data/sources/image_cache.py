@@ -31,13 +31,8 @@ def decode_images(paths: Sequence[Path], size: tuple[int, int] | None, channels:
     """The pixels, uint8 (N, channels, height, width), mapped from a file of `folder` that is written if it is missing.
 
     The file's name is a hash of every image's path, size and time of change, and of the settings; then a hash of the
-    file itself, which is checked: from a damaged file the images are decoded again.
-
-    Args:
-        paths: the images, in this order
-        size: height and width to resize to; default: all images must have the same
-        channels: 1 (grey), 3 (colour) or 4 (with transparency) to convert to; default: all images must have the same
-        folder: where the file is
+    file itself, which is checked: from a damaged file the images are decoded again. Without `size` (height, width) or
+    `channels`, all images must have the same.
     """
     key = _key(paths, size, channels)
     file = _undamaged(folder, key) or _write(folder, key, paths, size, channels)

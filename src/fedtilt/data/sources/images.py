@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedtilt import checks
-from fedtilt.data.dataset import Dataset
+from fedtilt.data.dataset import Dataset, split_dataset
 from fedtilt.data.naming import sort_names
 from fedtilt.data.published.entry import data_folder
 from fedtilt.data.sampling import check_test_share, draw_test_data
@@ -24,6 +24,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", "
 _SPLITS = ("train", "test")
 _OF_FILE_MANAGERS = ("thumbs.db", "ehthumbs.db", "desktop.ini")
 _COLUMNS = ("path", "label", "client", "split")  # of a manifest
+_TINY_LABELS = Path("val", "val_annotations.txt")  # of Tiny-ImageNet
 _LAYOUTS = "CLASS/…, CLIENT/CLASS/…, or the same inside train and test"
 
 
@@ -40,8 +41,8 @@ def images(
 
     A folder has a folder for each class, CLASS/…, or for each client and class, CLIENT/CLASS/…; either may be inside
     folders train and test. A manifest is a CSV file with the columns path and label and, optionally, client and split
-    (train or test); its paths are relative to it. Images are decoded once, into a file that all processes share; a
-    changed image is decoded again.
+    (train or test); its paths are relative to it. The folder of Tiny-ImageNet is read as published. Images are decoded
+    once, into a file that all processes share; a changed image is decoded again.
 
     Args:
         source: the folder, or the manifest
@@ -72,20 +73,14 @@ def images(
     labels, owner, rows = (torch.from_numpy(values[order]) for values in (y, client, np.arange(len(files))))
     root = local_path(source, "images").absolute()
     base = root if root.is_dir() else root.parent
-    return Dataset(
+    return split_dataset(
+        {"x": x, "y": labels, "client": owner if client_names else None, "rows": rows},
+        {"train": slice(0, count), "test": slice(count, None)},
         name=root.stem,
-        x_train=x[:count],
-        y_train=labels[:count],
-        x_test=x[count:],
-        y_test=labels[count:],
         classes=len(class_names),
         class_names=class_names,
         image=True,
-        client_train=owner[:count] if client_names else None,
-        client_test=owner[count:] if client_names else None,
         client_names=client_names or None,
-        rows_train=rows[:count],
-        rows_test=rows[count:],
         row_names=[os.path.relpath(file.path, base) for file in files],
         warnings=_stray_warnings(strays),
     )
@@ -156,7 +151,9 @@ class ImageFile:
 def list_images(source: str | os.PathLike[str]) -> tuple[list[ImageFile], list[Path]]:
     """The images of a folder or of a manifest, ordered by path, and the files of the folder that are none."""
     path, strays = local_path(source, "images"), list[Path]()
-    if path.is_dir():
+    if (path / _TINY_LABELS).is_file():
+        files = _list_tiny_imagenet(path)
+    elif path.is_dir():
         files = _list_folder(path, strays)
     elif path.suffix.lower() == ".csv":
         files = _read_manifest(path)
@@ -205,6 +202,28 @@ def _list_folder(root: Path, strays: list[Path]) -> list[ImageFile]:
         )
         for parts in paths
     ]
+
+
+def _list_tiny_imagenet(root: Path) -> list[ImageFile]:
+    """Tiny-ImageNet as published: train/CLASS/images/…, and val/images/… with a list of their classes as test data.
+
+    Its own folder test has no labels.
+    """
+    train = [
+        ImageFile(path=path, label=path.parts[-3], client=None, split="train")
+        for path in sorted((root / "train").glob("*/images/*")) if path.suffix.lower() in SUFFIXES
+    ]  # fmt: skip
+    with reading(root / _TINY_LABELS):
+        rows = [line.split("\t") for line in (root / _TINY_LABELS).read_text("utf-8").splitlines() if line]
+    known, test = {file.label for file in train}, []
+    for number, row in enumerate(rows, start=1):
+        path = root / "val" / "images" / row[0]
+        if len(row) < 2 or row[1] not in known or not path.is_file():
+            raise InputError(
+                f"{root / _TINY_LABELS}, line {number} has no image of val/images and class of train; unpack it again"
+            )
+        test.append(ImageFile(path=path, label=row[1], client=None, split="test"))
+    return train + test
 
 
 def _walk(root: Path, folder: Path, strays: list[Path]) -> list[Path]:

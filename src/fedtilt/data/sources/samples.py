@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtilt.data.dataset import Dataset
+from fedtilt.data.dataset import Dataset, split_dataset
 from fedtilt.data.inputs import Inputs, concatenate, named_tensors, take
 from fedtilt.data.naming import RowNames, SampleRows, sort_names
 from fedtilt.data.sampling import check_test_share, draw_test_data, quarters
@@ -204,13 +204,7 @@ def make_dataset(
 ) -> Dataset:
     """One data set of all clients' samples; a client without test samples gives a share of its training samples.
 
-    Args:
-        clients: the samples of each client
-        name: the name of the data set
-        class_names: all classes in order; default: those declared by the samples, else the labels that occur
-        test_share: the share of the samples that is test data, with the classes in proportion; default: 0.25
-        seed: the seed that draws the test data
-        keep_clients: whether the data set has these clients, or none of its own
+    Without `keep_clients`, the data set has no clients of its own. The other arguments are those of `from_torch`.
     """
     owned = [(i, client.train) for i, client in enumerate(clients)]
     owned += [(i, client.test) for i, client in enumerate(clients) if client.test is not None]
@@ -242,13 +236,9 @@ def make_dataset(
             "train": torch.from_numpy(np.flatnonzero(~drawn)),
             "test": torch.cat([torch.from_numpy(np.flatnonzero(drawn)), torch.arange(count, len(y))]),
         }
-    split: dict[str, Any] = {
-        f"{key}_{side}": take(values, rows)
-        for key, values in columns.items()
-        if values is not None
-        for side, rows in sides.items()
-    }
-    return Dataset(
+    return split_dataset(
+        columns,
+        sides,
         name=name,
         classes=len(classes),
         class_names=classes,
@@ -258,7 +248,6 @@ def make_dataset(
         client_names=tuple(client.name for client in clients) if keep_clients else None,
         group_names=group_names or None,
         row_names=RowNames([part.rows for part in parts]),
-        **split,
     )
 
 

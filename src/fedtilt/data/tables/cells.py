@@ -11,16 +11,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedtilt.data.naming import sort_names
-from fedtilt.data.tables.client_table import MISSING_WORDS, ClientTable
-from fedtilt.data.tables.date_text import DateTexts, join_formats, read_dates
-from fedtilt.data.tables.number_text import DECIMALS, NumberText, common_decimal, parse_number
+from fedtilt.data.tables.client_table import ClientTable
 from fedtilt.data.tables.reader import TableReader
 from fedtilt.data.tables.schema import Column
+from fedtilt.data.tables.text_values import (
+    DECIMALS,
+    MISSING_WORDS,
+    DateTexts,
+    NumberText,
+    common_decimal,
+    join_formats,
+    parse_number,
+    read_dates,
+    yes_no_values,
+)
 from fedtilt.errors import InputError
 
-_YES, _NO = ("yes", "y", "ja", "j", "oui", "true", "t", "wahr"), ("no", "n", "nein", "non", "false", "f", "falsch")
-_YES_NO = dict.fromkeys(_YES, 1.0) | dict.fromkeys(_NO, 0.0)
-_ONE_LANGUAGE = ({"yes", "no", "y", "n"}, {"ja", "nein", "j", "n"}, {"true", "false", "t", "f"})
 _TRUE_FALSE = {"true": NumberText(1.0, 1.0), "false": NumberText(0.0, 0.0)}
 _NONE = NumberText(math.nan, math.nan)
 _MOSTLY = 0.8  # a text column with this share of numbers, or dates, is one with wrong cells
@@ -49,13 +55,7 @@ class BadCells(InputError):
     def __init__(
         self, reader: TableReader, column: str, cells: Mapping[int, str], rule: str, remedy: str | None = None
     ) -> None:
-        """Args:
-        reader: the table
-        column: the name of the column
-        cells: the texts by row
-        rule: what the cells of the column are
-        remedy: what to do; default: correct the cell, or drop the column
-        """
+        """`cells` are texts by row, `rule` says what the cells of the column are."""
         position, cell = next(iter(cells.items()))
         remedy = remedy or (
             f"correct the cell or empty it, or leave the column out: drop = [{column!r}] (data.drop in a spec)"
@@ -102,9 +102,7 @@ def join_spellings(counts: Mapping[str, int], apart: Collection[str] | None = No
     >>> join_spellings({"North": 7, "NORTH": 2, "a": 3, "A": 2})
     {'North': 9, 'a': 3, 'A': 2}
 
-    Args:
-        counts: of each name
-        apart: spellings that stay apart; default: single letters, such as genotypes
+    Spellings in `apart` are not joined; default: single letters, such as genotypes.
     """
     joined: dict[str, dict[str, int]] = {}
     for name, count in counts.items():
@@ -124,25 +122,6 @@ def text_kind(texts: Sequence[str], rows: int) -> str:
         spaces = sum(text.count(" ") for text in texts) / len(texts)
         return "ignore" if spaces >= 3 else "identifier"
     return "category"
-
-
-def yes_no_values(texts: Iterable[str]) -> dict[str, float] | None:
-    """1 for each text that is a yes, 0 for a no; None if they are not the words of a yes/no column.
-
-    Words of several languages can be mixed; a letter counts beside another word of its language, and n and y alone.
-
-    >>> yes_no_values(["Ja", "NO", "n"]), yes_no_values(["t", "n"]), yes_no_values(["f"])
-    ({'Ja': 1.0, 'NO': 0.0, 'n': 0.0}, None, None)
-    """
-    words: dict[str, str] = {}
-    for text in texts:
-        words[text] = text.casefold()
-        if words[text] not in _YES_NO:
-            return None
-    distinct = set(words.values())
-    letters = {word for word in distinct if len(word) == 1} if len(distinct) > 1 else distinct - {"y", "n"}
-    alone = [x for x in letters if not any(x in family and len(family & distinct) > 1 for family in _ONE_LANGUAGE)]
-    return None if any(len(word) == 1 for word in alone) else {text: _YES_NO[word] for text, word in words.items()}
 
 
 class _FileCells:

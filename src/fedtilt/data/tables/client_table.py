@@ -9,11 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from fedtilt.data.naming import FileRows, IndexRows
-from fedtilt.data.tables.number_text import parse_number, proven_decimals
+from fedtilt.data.tables.text_values import parse_number, proven_decimals
 from fedtilt.errors import InputError
 
 TEXT = pa.dictionary(pa.int32(), pa.string())  # the different texts, and which of them each row has
-MISSING_WORDS = ("", "-", "--", ".", "?", "#n/a", "#na", "-nan", "<na>", "n/a", "na", "nan", "none", "null")
 _SAMPLE = 1000  # numbers to look at before a column is looked at as a whole
 
 

@@ -8,11 +8,12 @@ import numpy as np
 
 from fedtilt.data.data_warnings import similar_names
 from fedtilt.data.naming import FileRows
-from fedtilt.data.tables.cells import ColumnValues, yes_no_values
+from fedtilt.data.tables.cells import ColumnValues
 from fedtilt.data.tables.client_table import ClientTable
 from fedtilt.data.tables.reader import TableReader
 from fedtilt.data.tables.schema import NUMERIC, Column, Schema
-from fedtilt.data.tables.values import read_values
+from fedtilt.data.tables.text_values import yes_no_values
+from fedtilt.data.tables.values import read_column
 
 _SHOWN = 4  # categories
 
@@ -49,7 +50,7 @@ def _describe(reader: TableReader, column: Column) -> ColumnDescription:
     if not column.is_feature:
         text = {"identifier": "dropped: names the row", "ignore": "dropped"}[column.kind]
         return ColumnDescription(column.name, column.kind, "", text, 0)
-    cells = read_values(reader, column.name, column)
+    cells = read_column(reader, column.name, column)
     missing = cells.codes < 0 if cells.codes is not None else np.isnan(cells.values)  # type: ignore[arg-type]
     share = missing.mean()
     text, values = _percent(share) if share else "", "; ".join([_values(column, cells, ~missing), *cells.notes])

@@ -8,7 +8,7 @@ import numpy as np
 from fedtilt.data.tables.cells import BadCells, ColumnValues
 from fedtilt.data.tables.reader import TableReader, columns_at_once, map_columns
 from fedtilt.data.tables.schema import Column, Schema
-from fedtilt.data.tables.values import check_finite, read_values
+from fedtilt.data.tables.values import check_finite, read_column
 
 _TOGETHER = 14  # inputs
 _BLOCK = 1 << 16  # numbers that are turned from columns into rows at once
@@ -18,15 +18,10 @@ def encode(
     reader: TableReader, schema: Schema, parts: Sequence[np.ndarray],
     inspect: Callable[[Column, ColumnValues], None] | None = None,
 ) -> list[np.ndarray]:  # fmt: skip
-    """The model's input for these parts of the rows, float32.
+    """The model's input for these parts of the rows, float32; a part is ascending positions, as of the test rows.
 
-    A few columns are read at a time, so that a large file is not in memory twice.
-
-    Args:
-        reader: the table
-        schema: what its columns are
-        parts: ascending positions of rows, such as those of training and test rows
-        inspect: called with each feature while its values are in memory
+    A few columns are read at a time, so that a large file is not in memory twice. `inspect` is called with each feature
+    while its values are in memory.
     """
     matrices = [np.empty((len(part), len(schema.inputs)), np.float32) for part in parts]
     features = [column for column in schema.columns if column.is_feature]
@@ -38,7 +33,7 @@ def encode(
         inputs = np.zeros((count, len(reader)), np.float32)
         unfilled = inputs
         for column in batch:
-            cells = read_values(reader, column.name, column, finite=False)
+            cells = read_column(reader, column.name, column, finite=False)
             fill = _fill_numbers if cells.codes is None else _fill_names
             fill(unfilled[: len(column.inputs)], reader, column, cells)
             unfilled = unfilled[len(column.inputs) :]

@@ -16,10 +16,9 @@ import numpy as np
 
 from fedtilt.data.naming import sort_names
 from fedtilt.data.tables.cells import join_spellings, similar_spellings
-from fedtilt.data.tables.date_text import BETWEEN, join_formats
-from fedtilt.data.tables.number_text import common_decimal
 from fedtilt.data.tables.schema import NUMERIC, TEXT_KINDS, Column, Schema
 from fedtilt.data.tables.summary import ColumnSummary, SiteSummary
+from fedtilt.data.tables.text_values import BETWEEN, common_decimal, join_formats
 from fedtilt.data.tables.values import class_numbers, common_classes
 from fedtilt.data.targets import RANGES, NumericTarget, inner_bounds
 from fedtilt.errors import InputError
@@ -30,26 +29,21 @@ _MOST_SPREAD = 5.0  # of the deviation of all sites, by one of them, in deviatio
 
 
 def merge(summaries: Sequence[SiteSummary], schema: Schema | None = None) -> Schema:
-    """One schema for all sites; raise InputError, which names the site and what differs, if one does not fit.
+    """One schema for all sites, of what is known already and what they send, in an order that does not change.
 
-    Args:
-        summaries: the sites' summaries, in an order that does not change
-        schema: what is known already; it goes before what the sites send
+    Raises InputError, which names the site and what differs, if one does not fit.
     """
     schema = schema or Schema(columns=())
     for site, reason in misfits(summaries, schema).items():
         raise InputError(f"{describe_site(site)} {reason}")
-    sites: dict[str, list[ColumnSummary]] = {}
-    for column in (column for summary in summaries for column in summary.columns):
-        sites.setdefault(column.name, []).append(column)
     known = {column.name: column for column in schema.columns}
     extra = extra_columns(summaries, schema)
     joins = schema.files.ignore_case is None
     inferred = {
         name: Column(name=name, kind="ignore")
         if name in extra
-        else _merge_column(name, columns, known.get(name), joins)
-        for name, columns in sites.items()
+        else _merge_column(name, list(sites.values()), known.get(name), joins)
+        for name, sites in _by_column(summaries).items()
     }
     names = [*known, *(name for name in inferred if name not in known)]
     columns = tuple(inferred.get(name) or known[name] for name in names)
@@ -58,6 +52,16 @@ def merge(summaries: Sequence[SiteSummary], schema: Schema | None = None) -> Sch
         return replace(schema, columns=columns, numbers=numbers)
     found = sort_names({name for summary in summaries for name in summary.classes})
     return replace(schema, columns=columns, classes=schema.classes or common_classes(found) or None)
+
+
+def _by_column(summaries: Sequence[SiteSummary], with_target: bool = False) -> dict[str, dict[str, ColumnSummary]]:
+    """The summaries of each column by site."""
+    found: dict[str, dict[str, ColumnSummary]] = {}
+    for summary in summaries:
+        target = [summary.numbers] if with_target and summary.numbers is not None else []
+        for column in (*summary.columns, *target):
+            found.setdefault(column.name, {})[summary.site] = column
+    return found
 
 
 def _merge_target(sites: Sequence[ColumnSummary]) -> NumericTarget | None:
@@ -182,25 +186,15 @@ def misfits(summaries: Sequence[SiteSummary], schema: Schema) -> dict[str, str]:
 
     A column that all other sites leave out of the features may be absent, and so may `extra_columns`; the order of
     columns and classes may differ. Where as many sites have a column as lack it, those that lack it do not fit.
-
-    Args:
-        summaries: the sites' summaries
-        schema: what is known already
     """
     reasons: dict[str, str] = {}
-    columns: dict[str, dict[str, ColumnSummary]] = {}  # by name and site
-    for summary in summaries:
-        for column in summary.columns:
-            columns.setdefault(column.name, {})[summary.site] = column
     described, extra = {column.name for column in schema.columns}, extra_columns(summaries, schema)
-    for name, sites in columns.items():
+    for name, sites in _by_column(summaries).items():
         if name in extra:
             continue
         lacking = [summary.site for summary in summaries if summary.site not in sites]
-        _add(reasons, _lacks_column(name, sites, lacking))
-        if name not in described:
-            _add(reasons, _other_kind(name, sites))
-        _add(reasons, _other_unit(name, sites))
+        kinds = {} if name in described else _other_kind(name, sites)
+        reasons = _other_unit(name, sites) | kinds | _lacks_column(name, sites, lacking) | reasons  # the first counts
     for summary in summaries:
         known_names = class_numbers(summary.classes, schema.classes or summary.classes)
         unknown = [name for name in summary.classes if name not in known_names]
@@ -216,12 +210,12 @@ def extra_columns(summaries: Sequence[SiteSummary], schema: Schema) -> dict[str,
 
     They concern these sites alone: they are no features.
     """
-    sites: dict[str, list[str]] = {}
-    for summary in summaries:
-        for column in summary.columns:
-            sites.setdefault(column.name, []).append(summary.site)
     described = {column.name for column in schema.columns}
-    return {name: s for name, s in sites.items() if 2 * len(s) < len(summaries) and name not in described}
+    return {
+        name: list(sites)
+        for name, sites in _by_column(summaries).items()
+        if 2 * len(sites) < len(summaries) and name not in described
+    }
 
 
 def outliers(summaries: Sequence[SiteSummary], schema: Schema) -> dict[str, str]:
@@ -233,19 +227,16 @@ def outliers(summaries: Sequence[SiteSummary], schema: Schema) -> dict[str, str]
     """
     known = {column.name for column in schema.columns if column.is_complete}
     reasons: dict[str, str] = {}
-    columns: dict[str, dict[str, ColumnSummary]] = {}
-    for summary in summaries:
-        for column in (*summary.columns, *([] if summary.numbers is None else [summary.numbers])):
-            if column.kind in ("number", "date") and column.rows and column.name not in known:
-                columns.setdefault(column.name, {})[summary.site] = column
-    for name, sites in columns.items():
-        if len(sites) > 2:
-            for site, reason in _outliers_of_column(sites).items():
-                reasons.setdefault(
-                    site,
-                    f"has a column {name!r} whose {reason}; correct it there, or write the "
-                    "column's mean and deviation into the schema",
-                )
+    for name, columns in _by_column(summaries, with_target=True).items():
+        sites = {site: column for site, column in columns.items() if column.kind in ("number", "date") and column.rows}
+        if name in known or len(sites) < 3:
+            continue
+        for site, reason in _outliers_of_column(sites).items():
+            reasons.setdefault(
+                site,
+                f"has a column {name!r} whose {reason}; correct it there, or write the column's mean and deviation "
+                "into the schema",
+            )
     return reasons
 
 
@@ -306,8 +297,3 @@ def _other_unit(name: str, sites: Mapping[str, ColumnSummary]) -> dict[str, str]
         for site, unit in units.items()
         if unit.casefold() != units[usual].casefold()
     }
-
-
-def _add(reasons: dict[str, str], more: Mapping[str, str]) -> None:
-    for site, reason in more.items():
-        reasons.setdefault(site, reason)

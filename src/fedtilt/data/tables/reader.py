@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Union
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, Union
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +17,8 @@ import pyarrow as pa
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.naming import FileRows, IndexRows, RowNames, decoded_text
 from fedtilt.data.tables.client_table import ClientTable, check_header, from_arrow, is_number, is_text
-from fedtilt.data.tables.csv_file import read_csv
-from fedtilt.data.tables.parquet_file import read_parquet
+from fedtilt.data.tables.file_formats import READERS
 from fedtilt.data.tables.settings import Files
-from fedtilt.data.tables.xlsx_file import read_xlsx
 from fedtilt.errors import InputError
 from fedtilt.files import local_path
 
@@ -31,17 +29,6 @@ _File = str | os.PathLike[str]
 Source = Union[_File, Sequence[_File], "pandas.DataFrame", Mapping[str, Union[_File, "pandas.DataFrame"]]]
 Result = TypeVar("Result")
 
-# suffix → function of the path, the columns to read as text and how files are written; a new kind of file is a module
-# and a line here
-READERS: dict[str, Callable[[Path, Sequence[str], Files], ClientTable]] = {
-    ".csv": read_csv,
-    ".tsv": read_csv,
-    ".csv.gz": read_csv,
-    ".tsv.gz": read_csv,
-    ".parquet": read_parquet,
-    ".pq": read_parquet,
-    ".xlsx": read_xlsx,
-}
 SUFFIXES = "a .csv, .tsv, .csv.gz, .parquet or .xlsx file"
 _NOT_TABLES = (".", "~$")  # hidden files, and what a spreadsheet program leaves beside an open one
 _MAX_THREADS = 4
@@ -156,22 +143,22 @@ def open_reader(
         exact: columns in which the user's words for missing cells are names
     """
     text, files = tuple(text), files or Files()
-    if isinstance(source, str | os.PathLike):
-        path = local_path(source, "table")
-        title, name = (path.name if path.is_dir() else path.stem), str(path)
-        title = title if path.is_dir() else _stem(path)
-        tables = _open_files(tables_in(path), text, files) if path.is_dir() else [_open_file(path, text, files)]
-        if not tables:
-            raise InputError(f"folder {path} has no table; put {SUFFIXES} per client into it")
-    elif isinstance(source, Mapping):
+    tables: list[ClientTable]
+    if isinstance(source, Mapping):
         title, name = "table", ", ".join(map(str, source))
-        tables = [_open_client(str(client), table, text, files) for client, table in source.items()]
-    elif isinstance(source, Sequence) and source and all(isinstance(file, str | os.PathLike) for file in source):
+        tables = [_open(each, text, files, str(client)) for client, each in source.items()]
+    elif isinstance(source, Sequence) and not isinstance(source, str) and source and all(map(_is_path, source)):
         paths = [local_path(file, "table") for file in source]
         title, name = paths[0].parent.resolve().name, ", ".join(map(str, paths))
         tables = _open_files(paths, text, files)
+    elif _is_path(source) and (path := local_path(source, "table")).is_dir():
+        title, name, tables = path.name, str(path), _open_files(tables_in(path), text, files)
+        if not tables:
+            raise InputError(f"folder {path} has no table; put {SUFFIXES} per client into it")
     else:
-        title, name, tables = "DataFrame", "DataFrame", [_open_frame(source)]
+        tables = [_open(source, text, files)]
+        name = tables[0].name
+        title = _stem(Path(name)) if _is_path(source) else name
     for table in tables:
         if not len(table.rows):
             raise InputError(f"table {table.name} has 0 rows below its header; add some")
@@ -182,6 +169,10 @@ def open_reader(
     tables = [_with_missing(table, known) for table in tables]
     _check_same_columns(tables)
     return TableReader(title, name, tuple(tables), files, exact)
+
+
+def _is_path(source: object) -> TypeGuard[_File]:
+    return isinstance(source, str | os.PathLike)
 
 
 def is_table(source: _File) -> bool:
@@ -225,11 +216,13 @@ def _open_files(paths: Sequence[Path], text: Sequence[str], files: Files) -> lis
     return [replace(_open_file(path, text, files), client=_stem(path)) for path in paths]
 
 
-def _open_client(client: str, source: Any, text: Sequence[str], files: Files) -> ClientTable:
-    """The table of a client, who is named in error messages if it is a data frame."""
-    if isinstance(source, str | os.PathLike):
+def _open(source: Any, text: Sequence[str], files: Files, client: str = "") -> ClientTable:
+    """A file, or a data frame; of several, the client is named in error messages about a data frame."""
+    if _is_path(source):
         return replace(_open_file(local_path(source, "table"), text, files), client=client)
-    return replace(_open_frame(source), name=f"DataFrame of client {client!r}", client=client)
+    return replace(
+        _open_frame(source), name=f"DataFrame of client {client!r}" if client else "DataFrame", client=client
+    )
 
 
 def _open_frame(source: Any) -> ClientTable:

@@ -8,17 +8,16 @@ import numpy as np
 
 from fedtilt.data.naming import sort_names
 from fedtilt.data.sampling import DEFAULT_TEST_SHARE, QUARTERS, check_test_share, draw_test_data, quarters
-from fedtilt.data.tables.cells import yes_no_values
 from fedtilt.data.tables.reader import TableReader
 from fedtilt.data.tables.schema import Schema
+from fedtilt.data.tables.text_values import to_number, yes_no_values
 from fedtilt.data.tables.values import (
     class_numbers,
     classes_problem,
     common_classes,
+    read_column,
     read_names,
     read_target,
-    read_values,
-    to_number,
 )
 from fedtilt.errors import InputError
 
@@ -38,16 +37,10 @@ def label_rows(
     reader: TableReader, schema: Schema, site: int | None, test_share: float | None, seed: int,
     drop_unlabelled: bool = False, leave_out: Sequence[str] = (),
 ) -> LabelledRows:  # fmt: skip
-    """Read the columns that are no features, and split the rows.
+    """Read the columns that are no features of a site's rows, or of all, and split the rows.
 
-    Args:
-        reader: the table
-        schema: what its columns are
-        site: whose rows these are; None: those of all
-        test_share: the share of each client's rows that is test data
-        seed: the seed that draws them
-        drop_unlabelled: whether rows without a label are neither training nor test data
-        leave_out: clients whose rows are neither; the numbers of the others are as with them
+    Rows without a label, with `drop_unlabelled`, and those of clients in `leave_out` are neither training nor test
+    data; the numbers of the other clients do not change.
     """
     test_share = check_test_share(test_share, seed, given=schema.split is not None)
     if len(reader) < 2:
@@ -247,7 +240,7 @@ def by_time(time: np.ndarray, count: int) -> np.ndarray:
 
 
 def _times(reader: TableReader, name: str) -> np.ndarray:
-    cells = read_values(reader, name)
+    cells = read_column(reader, name)
     if cells.kind not in ("date", "number") or cells.values is None:
         raise InputError(f"split_time = {name!r} is a {cells.kind} in {reader.name}; name a column of dates or numbers")
     missing = np.flatnonzero(np.isnan(cells.values))

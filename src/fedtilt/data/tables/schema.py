@@ -6,7 +6,6 @@ carried by run folders and exported models, so that new rows are treated like th
 
 import dataclasses
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -14,8 +13,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedtilt import checks
-from fedtilt.data.tables.number_text import DECIMALS
+from fedtilt.config.setting_fields import REQUIRED, check_table, documented, setting
 from fedtilt.data.tables.settings import ROLES, Files
+from fedtilt.data.tables.text_values import DECIMALS
 from fedtilt.data.targets import TABLE_TASKS, NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.files import read_json, read_metadata, write_bytes
@@ -30,6 +30,7 @@ _HOW_WRITTEN = ("format", "decimal", "unit", "missing")  # that a column may lac
 _DATE_INPUTS = ("month, sine", "month, cosine", "weekday, sine", "weekday, cosine")
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """One column: its kind and, once they are known, its statistics over the training rows.
@@ -39,66 +40,47 @@ class Column:
     1 per name and, where training rows have rare names, one more for all others. A date's inputs are the elapsed
     days, and month and weekday as points on a circle.
 
-    Args:
-        name: the name of the column
-        kind: number, yes/no, category, date, ignore (such as free text) or identifier; the last two are no features
-        gaps: whether training rows have missing values
-        fill: what a missing number becomes
-        mean: the mean of the values that are not missing; of dates in days since 1970
-        deviation: their standard deviation; 0: constant
-        categories: the names of a category that have inputs of their own
-        other: whether all other names have an input
-        format: how dates are written, as in Python's strptime, several separated by |; default: as in 2026-01-31, with
-            or without a time
-        decimal: the decimal separator of the training files, or "both", for new rows that do not tell it themselves
-        unit: what cells have behind the number; new rows may not have another one
-        missing: numbers that stand for missing cells, such as -999
-
     >>> Column(name="age", kind="number", gaps=True, fill=50.0, mean=51.2, deviation=9.8).inputs
     ('age', 'age is missing')
     """
 
-    name: str
-    kind: str
-    gaps: bool | None = None
-    fill: float | None = None
-    mean: float | None = None
-    deviation: float | None = None
-    categories: tuple[str, ...] | None = None
-    other: bool | None = None
-    format: str | None = None
-    decimal: str | None = None
-    unit: str | None = None
-    missing: tuple[float, ...] | None = None
+    name: str = setting(REQUIRED, "the name of the column")
+    kind: str = setting(
+        REQUIRED, "what it is; ignore (such as free text) and identifier are no features",
+        choices=KINDS,
+    )  # fmt: skip
+    gaps: bool | None = setting(None, "whether training rows have missing values")
+    fill: float | None = setting(None, "what a missing number becomes")
+    mean: float | None = setting(None, "the mean of the values that are not missing; of dates in days since 1970")
+    deviation: float | None = setting(None, "their standard deviation; 0: constant", ge=0)
+    categories: tuple[str, ...] | None = setting(None, "the names of a category that have inputs of their own")
+    other: bool | None = setting(None, "whether all other names have an input")
+    format: str | None = setting(
+        None,
+        "how dates are written, as in Python's strptime, several separated by |; default: as in 2026-01-31, with or "
+        "without a time",
+    )
+    decimal: str | None = setting(
+        None, 'the decimal separator of the training files, or "both", for new rows that do not tell it themselves',
+        choices=(*DECIMALS, "both"),
+    )  # fmt: skip
+    unit: str | None = setting(None, "what cells have behind the number; new rows may not have another one")
+    missing: tuple[float, ...] | None = setting(None, "numbers that stand for missing cells, such as -999")
 
     def __post_init__(self) -> None:
         what = f"column {self.name!r}"
-        if self.kind not in KINDS:
-            raise InputError(f"{what} has kind = {self.kind!r}; choose one of {', '.join(KINDS)}")
+        if self.categories is not None:
+            object.__setattr__(self, "categories", as_names(self.categories, f"categories of {what}"))
+        check_table(self, what)
         for field in fields(self):
             if getattr(self, field.name) is not None and field.name not in _applicable(self.kind):
                 raise InputError(f"{what} is of kind {self.kind!r}, which has no {field.name}; remove it")
-        for key in ("fill", "mean", "deviation"):
-            if getattr(self, key) is not None:
-                value = checks.number(getattr(self, key), f"{key} of {what}")
-                if not math.isfinite(value) or (key == "deviation" and value < 0):
-                    raise InputError(f"{key} of {what} is {value}; give a finite number{' ≥ 0' * (key == 'deviation')}")
-                object.__setattr__(self, key, value)
-        for key in ("gaps", "other"):
-            if not isinstance(getattr(self, key), bool | None):
-                raise InputError(f"{key} of {what} is {getattr(self, key)!r}; write true or false")
-        if self.categories is not None:
-            object.__setattr__(self, "categories", as_names(self.categories, f"categories of {what}"))
-        if self.format is not None and ("%" not in str(self.format) or not isinstance(self.format, str)):
+        if self.format is not None and "%" not in str(self.format):
             raise InputError(f"format of {what} is {self.format!r}; write it as in strptime, such as %d.%m.%Y")
-        if self.decimal is not None and self.decimal not in (*DECIMALS, "both"):
-            raise InputError(f"decimal of {what} is {self.decimal!r}; choose '.', ',' or 'both'")
-        if self.missing is not None:
-            codes = self.missing if isinstance(self.missing, list | tuple) else (self.missing,)
-            codes = tuple(checks.number(code, f"missing of {what}") for code in codes)
-            object.__setattr__(self, "missing", codes or None)
         if not isinstance(self.unit, str | None):
             raise InputError(f"unit of {what} is {self.unit!r}; write it as text, such as mg/dl")
+        if not self.missing:
+            object.__setattr__(self, "missing", None)
 
     @property
     def is_feature(self) -> bool:

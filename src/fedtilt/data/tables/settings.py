@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from fedtilt.config.setting_fields import Name, check_value, default_of, setting
-from fedtilt.data.tables.number_text import DECIMALS
+from fedtilt.data.tables.text_values import DECIMALS
 from fedtilt.errors import InputError
 
 ROLES = ("target", "client", "group", "weight", "split", "split_group", "split_time")

@@ -5,18 +5,20 @@ that a deployment would.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
 
+from fedtilt.config.setting_fields import REQUIRED, setting
+from fedtilt.config.tables import format_value, read_values
 from fedtilt.data.tables.cells import ColumnValues, join_spellings, text_kind
-from fedtilt.data.tables.missing_codes import find_codes, is_code
 from fedtilt.data.tables.reader import TableReader, columns_at_once, map_columns
 from fedtilt.data.tables.schema import KINDS, NUMERIC, Schema
-from fedtilt.data.tables.values import check_finite, read_target, read_values
+from fedtilt.data.tables.text_values import MAX_CODES, find_codes, is_code
+from fedtilt.data.tables.values import check_finite, read_column, read_target
 from fedtilt.errors import InputError
 
 MAX_ROWS = 10**12
@@ -25,62 +27,68 @@ MAX_CLASSES = 1_000
 MAX_CATEGORIES = 1_000  # of one column at one site
 MAX_NAME = 200  # characters
 MAX_QUANTILES = 15
-MAX_CODES = 4  # for missing cells, of one column
 _COLUMNS_AT_ONCE = 7  # of numbers; one by one, threads would wait for Python's lock more often
+_TEXT = f"text of at most {MAX_NAME} characters"
+# what columns of some kinds alone have
+_ONLY_OF = {
+    **dict.fromkeys(("mean", "squares", "quantiles"), NUMERIC),
+    **dict.fromkeys(("decimal", "unit", "codes"), ("number",)),
+    "format": ("date",),
+    "categories": ("category",),
+}
+
+
+def _is_name(value: str) -> bool:
+    return len(value) <= MAX_NAME
+
+
+def _are_names(most: int) -> Callable[[Collection[str]], bool]:
+    return lambda names: len(names) <= most and len(set(names)) == len(names) and all(map(_is_name, names))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnSummary:
-    """One column at one site.
+    """One column at one site."""
 
-    Args:
-        name: the name of the column
-        kind: what it is at this site; None: no row has a value
-        rows: the number of rows with a value
-        missing: the number of rows without
-        mean: the mean of the values
-        squares: the sum of the squared distances to that mean
-        quantiles: the values at (j + ½) / m of the sorted rows, m of them
-        categories: the names with at least `min_count` rows, and their counts
-        rare: the number of rows with other names
-        format: how dates are written, if not as in 2026-01-31
-        decimal: the decimal separator of its numbers, or "both"
-        unit: what its cells have behind the number
-        codes: numbers that stand for missing cells, such as -999
-    """
-
-    name: str
-    kind: str | None
-    rows: int
-    missing: int
-    mean: float | None = None
-    squares: float | None = None
-    quantiles: tuple[float, ...] = ()
-    categories: Mapping[str, int] | None = None
-    rare: int = 0
-    format: str | None = None
-    decimal: str | None = None
-    unit: str | None = None
-    codes: tuple[float, ...] = ()
+    name: str = setting(REQUIRED, "the name of the column", allowed=_TEXT, check=_is_name)
+    kind: str | None = setting(None, "what it is at this site; None: no row has a value", choices=KINDS)
+    rows: int = setting(REQUIRED, "the number of rows with a value", ge=0)
+    missing: int = setting(REQUIRED, "the number of rows without", ge=0)
+    mean: float | None = setting(None, "the mean of the values")
+    squares: float | None = setting(None, "the sum of the squared distances to that mean", ge=0)
+    quantiles: tuple[float, ...] = setting(
+        (), "the values at (j + ½) / m of the sorted rows, m of them",
+        allowed=f"at most {MAX_QUANTILES} ascending numbers",
+        check=lambda values: len(values) <= MAX_QUANTILES and list(values) == sorted(values),
+    )  # fmt: skip
+    categories: dict[str, int] | None = setting(
+        None, "the names with at least `min_count` rows, and their counts", ge=1,
+        allowed=f"at most {MAX_CATEGORIES} names and whole numbers ≥ 1", check=_are_names(MAX_CATEGORIES),
+    )  # fmt: skip
+    rare: int = setting(0, "the number of rows with other names", ge=0)
+    format: str | None = setting(None, "how dates are written, if not as in 2026-01-31", allowed=_TEXT, check=_is_name)
+    decimal: str | None = setting(
+        None, 'the decimal separator of its numbers, or "both"', allowed=_TEXT, check=_is_name
+    )
+    unit: str | None = setting(None, "what its cells have behind the number", allowed=_TEXT, check=_is_name)
+    codes: tuple[float, ...] = setting(
+        (), "numbers that stand for missing cells, such as -999", allowed=f"at most {MAX_CODES} codes such as -999",
+        check=lambda codes: len(codes) <= MAX_CODES and all(map(is_code, codes)),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class SiteSummary:
-    """One site's training rows: what it sends for the schema, and nothing else.
+    """One site's training rows: what it sends for the schema, and nothing else."""
 
-    Args:
-        site: the name of the site, for error messages
-        rows: the number of training rows
-        classes: the names of its classes
-        columns: its columns
-        numbers: its target, if that is a number
-    """
-
-    site: str
-    rows: int
-    classes: tuple[str, ...]
+    site: str = setting(REQUIRED, "the name of the site, for error messages", allowed=_TEXT, check=_is_name)
+    rows: int = setting(REQUIRED, "the number of training rows", ge=0)
+    classes: tuple[str, ...] = setting(
+        REQUIRED, "the names of its classes", allowed=f"at most {MAX_CLASSES} different names",
+        check=_are_names(MAX_CLASSES),
+    )  # fmt: skip
     columns: tuple[ColumnSummary, ...]
-    numbers: ColumnSummary | None = None
+    numbers: ColumnSummary | None = None  # its target, if that is a number
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -90,80 +98,66 @@ class SiteSummary:
     def from_json(cls, values: Any, max_rows: int = MAX_ROWS) -> Self:
         """The inverse of `to_json`; raise InputError about a value that no table of `max_rows` training rows gives."""
         try:
-            _check_summary(values, max_rows)
-        except (TypeError, ValueError, OverflowError) as error:
+            own = {key: value for key, value in values.items() if key not in ("columns", "numbers")}
+            if len(values["columns"]) > MAX_COLUMNS:
+                raise ValueError(f"it has {len(values['columns'])} columns, and at most {MAX_COLUMNS} are read")
+            summary = cls(
+                **read_values(cls, own, [], _unknown_key), columns=tuple(map(_read_column, values["columns"])),
+                numbers=None if values["numbers"] is None else _read_column(values["numbers"]),
+            )  # fmt: skip
+            _check_summary(summary, max_rows)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"the summary of a site's table is damaged: {error}") from error
-
-        def column(found: Mapping[str, Any]) -> ColumnSummary:
-            return ColumnSummary(**{**found, "quantiles": tuple(found["quantiles"]), "codes": tuple(found["codes"])})
-
-        return cls(
-            site=values["site"], rows=values["rows"], classes=tuple(values["classes"]),
-            columns=tuple(map(column, values["columns"])),
-            numbers=None if values["numbers"] is None else column(values["numbers"]),
-        )  # fmt: skip
+        return summary
 
 
-def _check_summary(values: Any, max_rows: int) -> None:
-    """Raise ValueError about the first of these JSON values that a site's table cannot have."""
-    _check_keys(values, SiteSummary, "the summary")
-    _check_name(values["site"], "the site's name")
-    rows = _whole(values["rows"], "rows", 0, max_rows)
-    _check_names(values["classes"], "classes", MAX_CLASSES)
-    columns = values["columns"]
-    if not isinstance(columns, Sequence) or isinstance(columns, str) or len(columns) > MAX_COLUMNS:
-        raise ValueError(f"columns are not a list of at most {MAX_COLUMNS}")
-    for column in columns:
-        _check_keys(column, ColumnSummary, "a column")
-    _check_names([column["name"] for column in columns], "columns", MAX_COLUMNS)
-    for column in columns:
-        _check_column(column, rows)
-    if values["numbers"] is not None:
-        _check_keys(values["numbers"], ColumnSummary, "the target")
-        _check_name(values["numbers"]["name"], "the target's name")
-        _check_column(values["numbers"], rows)
-        if values["numbers"]["kind"] not in ("number", None):
+def _read_column(values: Mapping[str, Any]) -> ColumnSummary:
+    path = [f"column {format_value(values['name'])}"]
+    return ColumnSummary(**read_values(ColumnSummary, values, path, _unknown_key))
+
+
+def _unknown_key(path: Sequence[str], key: str, value: object, table: type) -> InputError:
+    return InputError(f"{'.'.join(path) or 'it'} has the unknown key {format_value(key)}")
+
+
+def _check_summary(summary: SiteSummary, max_rows: int) -> None:
+    """Raise ValueError about the first values that a site's table cannot have together."""
+    if summary.rows > max_rows:
+        raise ValueError(f"it has {summary.rows} rows, and a site has at most {max_rows}")
+    names = [column.name for column in summary.columns]
+    if len(set(names)) != len(names):
+        raise ValueError("two columns have the same name")
+    for column in summary.columns:
+        _check_column(column, summary.rows)
+    if summary.numbers is not None:
+        _check_column(summary.numbers, summary.rows)
+        if summary.numbers.kind not in ("number", None):
             raise ValueError("the target is no number")
 
 
-def _shorten(text: object) -> str:
-    """A name that a site sent, as at most 60 printable characters."""
-    shown = ascii(text)
-    return shown if len(shown) <= 60 else shown[:59] + "…"
-
-
-def _check_column(column: Mapping[str, Any], rows: int) -> None:
-    what, kind = f"column {_shorten(column['name'])}", column["kind"]
-    if kind is not None and kind not in KINDS:
-        raise ValueError(f"{what} has the unknown kind {_shorten(kind)}")
-    observed, missing = (_whole(column[key], f"{key} of {what}", 0, rows) for key in ("rows", "missing"))
-    if observed + missing != rows:
-        raise ValueError(f"{what} has {observed} rows with and {missing} without a value, of {rows}")
-    if (kind is None) != (observed == 0) and kind not in ("ignore", "identifier"):
-        raise ValueError(f"{what} has the kind {_shorten(kind)} and {observed} rows with a value")
-    is_numeric = kind in NUMERIC
-    for key in ("mean", "squares"):
-        if (column[key] is None) == is_numeric:
-            raise ValueError(f"{what} of kind {_shorten(kind)} has {'no' if is_numeric else 'a'} value of {key}")
-        if column[key] is not None:
-            _number(column[key], f"{key} of {what}", least=0.0 if key == "squares" else -math.inf)
-    quantiles = _list(column["quantiles"], f"quantiles of {what}", MAX_QUANTILES if is_numeric else 0)
-    if [_number(value, f"quantiles of {what}") for value in quantiles] != sorted(quantiles):
-        raise ValueError(f"quantiles of {what} are not sorted")
-    if is_numeric and not _fits_quantiles(column["mean"], column["squares"], observed, quantiles):
-        raise ValueError(f"mean and squares of {what} are not those of rows with its quantiles")
-    codes = _list(column["codes"], f"codes of {what}", MAX_CODES if kind == "number" else 0)
-    if not all(is_code(_number(code, f"codes of {what}")) for code in codes):
-        raise ValueError(f"codes of {what} are no codes for missing cells, such as -999")
-    if kind == "yes/no" and not 0 <= column["mean"] <= 1:
-        raise ValueError(f"the mean of {what} of kind 'yes/no' is not in 0 to 1")
-    rare = _whole(column["rare"], f"rare of {what}", 0, observed)
-    _check_categories(column["categories"], what, kind, observed, rare)
-    for key, needed in (("format", "date"), ("decimal", "number"), ("unit", "number")):
-        if column[key] is not None and kind != needed:
-            raise ValueError(f"{what} of kind {_shorten(kind)} has a {key}")
-        if column[key] is not None:
-            _check_name(column[key], f"{key} of {what}")
+def _check_column(column: ColumnSummary, rows: int) -> None:
+    kind = column.kind
+    what = f"column {format_value(column.name)} of kind {kind!r}"
+    if column.rows + column.missing != rows:
+        raise ValueError(f"{what} has {column.rows} rows with and {column.missing} without a value, of {rows}")
+    if (kind is None) != (column.rows == 0) and kind not in ("ignore", "identifier"):
+        raise ValueError(f"{what} has {column.rows} rows with a value")
+    for key, kinds in _ONLY_OF.items():
+        if kind not in kinds and getattr(column, key) not in (None, (), {}):
+            raise ValueError(f"{what} has a value of {key}")
+    if column.rare > column.rows:
+        raise ValueError(f"{what} has {column.rare} rows with rare names, of {column.rows}")
+    if kind in NUMERIC:
+        if column.mean is None or column.squares is None:
+            raise ValueError(f"{what} has no value of mean or of squares")
+        if kind == "yes/no" and not 0 <= column.mean <= 1:
+            raise ValueError(f"the mean of {what} is not in 0 to 1")
+        if not _fits_quantiles(column.mean, column.squares, column.rows, column.quantiles):
+            raise ValueError(f"mean and squares of {what} are not those of rows with its quantiles")
+    if kind == "category":
+        named = sum((column.categories or {}).values()) + column.rare
+        if column.categories is None or named != column.rows:
+            raise ValueError(f"the categories of {what} have {named} rows instead of {column.rows}")
 
 
 def _fits_quantiles(mean: float, squares: float, rows: int, quantiles: Sequence[float]) -> bool:
@@ -184,63 +178,6 @@ def _fits_quantiles(mean: float, squares: float, rows: int, quantiles: Sequence[
     return True
 
 
-def _check_categories(categories: Any, what: str, kind: str | None, observed: int, rare: int) -> None:
-    if kind != "category":
-        if categories:
-            raise ValueError(f"{what} of kind {_shorten(kind)} has categories")
-        return
-    if not isinstance(categories, Mapping):
-        raise ValueError(f"{what} has no categories")
-    _check_names(list(categories), f"categories of {what}", MAX_CATEGORIES)
-    counts = [_whole(count, f"a category's rows of {what}", 1, observed) for count in categories.values()]
-    if sum(counts) + rare != observed:
-        raise ValueError(f"the categories of {what} have {sum(counts) + rare} rows instead of {observed}")
-
-
-def _check_keys(values: Any, fields_of: type, what: str) -> None:
-    keys = {field.name for field in fields(fields_of)}
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{what} is no object")
-    missing, unknown = sorted(keys - set(values)), [key for key in values if key not in keys]
-    if missing or unknown:
-        raise ValueError(
-            f"{what} lacks {missing[0]!r}" if missing else f"{what} has the unknown key {_shorten(unknown[0])}"
-        )
-
-
-def _check_names(values: Any, what: str, most: int) -> None:
-    names = _list(values, what, most)
-    for name in names:
-        _check_name(name, f"a name in {what}")
-    if len(set(names)) != len(names):
-        raise ValueError(f"{what} have a name twice")
-
-
-def _check_name(value: Any, what: str) -> None:
-    if not isinstance(value, str) or len(value) > MAX_NAME:
-        raise ValueError(f"{what} is not a text of at most {MAX_NAME} characters")
-
-
-def _list(values: Any, what: str, most: int) -> Sequence[Any]:
-    if not isinstance(values, list | tuple):
-        raise ValueError(f"{what} are no list")
-    if len(values) > most:
-        raise ValueError(f"{what} are {len(values)}, and at most {most} are read")
-    return values
-
-
-def _whole(value: Any, what: str, least: int, most: int) -> int:
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{what} is not a whole number in {least} to {most}")
-    return value
-
-
-def _number(value: Any, what: str, least: float = -math.inf) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or value < least:
-        raise ValueError(f"{what} is not a finite number{'' if least == -math.inf else f' ≥ {least:g}'}")
-    return float(value)
-
-
 def summarise_sites(
     reader: TableReader, names: Sequence[str], rows: Mapping[str, np.ndarray], classes: Mapping[str, Sequence[str]],
     schema: Schema,
@@ -248,20 +185,14 @@ def summarise_sites(
     """The summaries of sites whose rows are in one table, of the columns that the schema does not describe in full.
 
     Each site's own rows tell categories, free text and identifiers apart; other kinds are inferred from all rows.
-
-    Args:
-        reader: the table
-        names: the columns that may be features
-        rows: the positions of each site's training rows
-        classes: the names of each site's classes
-        schema: what is known already
+    `names` are the columns that may be features, `rows` the positions of each site's training rows.
     """
     known = {column.name: column for column in schema.columns}
     min_count, joins = schema.min_count, reader.files.ignore_case is None
     positions, ends = np.concatenate(list(rows.values())), np.cumsum([len(part) for part in rows.values()])
 
     def read(name: str) -> ColumnValues:
-        return read_values(reader, name, known.get(name), finite=False)
+        return read_column(reader, name, known.get(name), finite=False)
 
     def summarise_numbers(
         columns: Mapping[str, ColumnValues], is_target: bool = False

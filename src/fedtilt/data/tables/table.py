@@ -1,7 +1,7 @@
 """The user's own table: read, split, described by a schema, and as a model's input."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedtilt.config.setting_fields import takes_settings
-from fedtilt.data.dataset import Dataset
+from fedtilt.data.dataset import Dataset, split_dataset
+from fedtilt.data.inputs import Inputs
 from fedtilt.data.sampling import positions_by_number
 from fedtilt.data.tables.cells import BadCells, ColumnValues
 from fedtilt.data.tables.describe import column_warnings, dropped_columns
@@ -21,7 +22,7 @@ from fedtilt.data.tables.rows import LabelledRows, label_rows
 from fedtilt.data.tables.schema import Column, Schema, read_schema
 from fedtilt.data.tables.settings import ROLES, Files, TableSettings
 from fedtilt.data.tables.summary import SiteSummary, summarise_sites
-from fedtilt.data.tables.values import read_names, read_values
+from fedtilt.data.tables.values import read_column, read_names
 from fedtilt.errors import InputError
 
 
@@ -142,14 +143,16 @@ class Table:
         x_train, x_test = encode(reader, schema, [rows.train, rows.test], inspect)
         weight = None if schema.weight is None else _weights(reader, schema.weight)
         groups = {name: read_names(reader, name) for name in schema.group}
-        y = rows.labels.astype(np.float32) if schema.is_regression else rows.labels
-        parts = {"y": y, "client": rows.client, "weight": weight}
-        tensors = {
-            f"{key}_{side}": torch.from_numpy(values[positions])
-            for key, values in parts.items() if values is not None
-            for side, positions in (("train", rows.train), ("test", rows.test))
-        }  # fmt: skip
-        return Dataset(
+        columns: dict[str, Inputs | None] = {
+            "y": torch.from_numpy(rows.labels.astype(np.float32) if schema.is_regression else rows.labels),
+            "client": None if rows.client is None else torch.from_numpy(rows.client),
+            "weight": None if weight is None else torch.from_numpy(weight),
+            "group": {name: torch.from_numpy(codes) for name, (codes, _) in groups.items()} or None,
+            "rows": torch.arange(len(reader)),
+        }
+        return split_dataset(
+            columns,
+            {"train": torch.from_numpy(rows.train), "test": torch.from_numpy(rows.test)},
             name=reader.title,
             x_train=torch.from_numpy(x_train),
             x_test=torch.from_numpy(x_test),
@@ -158,10 +161,6 @@ class Table:
             task=schema.task or "classification",
             target=schema.numbers,
             client_names=rows.client_names,
-            rows_train=torch.from_numpy(rows.train),
-            rows_test=torch.from_numpy(rows.test),
-            group_train=_codes(groups, rows.train),
-            group_test=_codes(groups, rows.test),
             group_names={name: names for name, (_, names) in groups.items()} or None,
             schema=schema,
             row_names=reader.rows,
@@ -170,7 +169,6 @@ class Table:
                 *dropped_columns(schema, self.schema),
                 *(text for column in schema.columns for text in found.get(column.name, [])),
             ),
-            **tensors,  # type: ignore[arg-type]
         )
 
     def infer(self) -> Schema:
@@ -234,14 +232,8 @@ def open_table(
     """Open a table, and check the names of columns against it.
 
     A column that the schema describes with `"gaps": true` or as no feature may be absent from some files: its values
-    are missing there. In the table of a site, the client column and columns to drop may be absent too.
-
-    Args:
-        source: the table
-        settings: what the user says of it
-        schema: what the columns are
-        site: the number of the site whose rows these are; default: the table has the rows of all clients
-        task: "classification" or "regression"; default: the schema's, else classification
+    are missing there. In the table of a site, the client column and columns to drop may be absent too. The other
+    arguments are those of `table`.
     """
     known, dropped = known_schema(schema, settings, task), settings.drop
     optional = [column.name for column in known.columns if column.gaps or not column.is_feature]
@@ -278,14 +270,9 @@ def open_table(
     return Table(reader, known, tuple(names), site, settings.drop_unlabelled)
 
 
-def _codes(groups: Mapping[str, tuple[np.ndarray, tuple[str, ...]]], rows: np.ndarray) -> dict[str, Tensor] | None:
-    """The number of each row's group, by column; None without columns."""
-    return {name: torch.from_numpy(codes[rows]) for name, (codes, _) in groups.items()} or None
-
-
 def _weights(reader: TableReader, name: str) -> np.ndarray:
     """The weights of all rows: numbers ≥ 0."""
-    values = read_values(reader, name, Column(name=name, kind="number")).values
+    values = read_column(reader, name, Column(name=name, kind="number")).values
     assert values is not None
     bad = np.flatnonzero(~(values >= 0))
     if len(bad):

@@ -8,24 +8,18 @@ import numpy as np
 import pyarrow as pa
 
 from fedtilt.data.naming import sort_names
-from fedtilt.data.tables.cells import BadCells, ColumnValues, TextColumn, all_missing, distinct_texts, yes_no_values
+from fedtilt.data.tables.cells import BadCells, ColumnValues, TextColumn, all_missing, distinct_texts
 from fedtilt.data.tables.client_table import has_fraction, is_number, is_text
-from fedtilt.data.tables.date_text import DAY, to_days
-from fedtilt.data.tables.missing_codes import UNKNOWN_WORDS
-from fedtilt.data.tables.number_text import common_decimal
 from fedtilt.data.tables.reader import TableReader, join_arrays
 from fedtilt.data.tables.schema import Column
+from fedtilt.data.tables.text_values import DAY, UNKNOWN_WORDS, common_decimal, to_days, to_number, yes_no_values
 from fedtilt.errors import InputError
 
 
-def read_values(reader: TableReader, name: str, known: Column | None = None, *, finite: bool = True) -> ColumnValues:
+def read_column(reader: TableReader, name: str, known: Column | None = None, *, finite: bool = True) -> ColumnValues:
     """The values of a column; raise InputError, which names the row, if a cell is not of its kind.
 
-    Args:
-        reader: the table
-        name: the column
-        known: what is known of the column; None: all is inferred
-        finite: whether an infinite number raises here; False: the caller calls `check_finite`
+    Without `finite`, an infinite number does not raise: the caller calls `check_finite`.
     """
     kind = None if known is None else known.kind
     if kind in ("ignore", "identifier"):
@@ -85,10 +79,7 @@ def _without_codes(found: ColumnValues, known: Column | None) -> ColumnValues:
 def read_names(reader: TableReader, name: str, *, gaps: bool = False) -> tuple[np.ndarray, tuple[str, ...]]:
     """A column of names, such as labels or clients, as numbers 0, 1, …, and the sorted names.
 
-    Args:
-        reader: the table
-        name: the column
-        gaps: whether a row may have no name, which is −1; otherwise it is an error
+    With `gaps`, a row may have no name, which is −1; otherwise it is an error.
     """
     column = reader.read(name)
     if pa.types.is_boolean(column.type):
@@ -110,7 +101,7 @@ def read_names(reader: TableReader, name: str, *, gaps: bool = False) -> tuple[n
 
 def read_target(reader: TableReader, target: str, *, gaps: bool = False) -> ColumnValues:
     """The numbers to predict; a row without a finite one is an error, unless it may have gaps."""
-    found = read_values(reader, target, Column(name=target, kind="number"))
+    found = read_column(reader, target, Column(name=target, kind="number"))
     assert found.values is not None
     bad = np.flatnonzero(~np.isfinite(found.values))
     if len(bad) and not gaps:
@@ -164,18 +155,6 @@ def _number_names(values: np.ndarray, kind: str) -> ColumnValues:
     else:
         names = tuple(str(int(value)) if value.is_integer() else str(value) for value in distinct[present].tolist())
     return ColumnValues("category", codes=np.where(np.isnan(values), -1, codes).astype(np.int64), names=names)
-
-
-def to_number(text: str) -> float:
-    """A text as a number; NaN if it is not one.
-
-    >>> to_number("2.5"), to_number("True"), to_number("often"), to_number("1_000")
-    (2.5, 1.0, nan, nan)
-    """
-    try:
-        return float(text) if "_" not in text else math.nan
-    except ValueError:
-        return {"true": 1.0, "false": 0.0}.get(text.strip().casefold(), math.nan)
 
 
 def classes_problem(names: Sequence[str], counts: Sequence[int]) -> str | None:

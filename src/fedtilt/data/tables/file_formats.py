@@ -1,21 +1,27 @@
-"""A CSV or TSV file, also compressed, in memory: Arrow reads on all cores and knows missing values of every type."""
+"""Read a file as a `ClientTable`: CSV and TSV, also compressed, Parquet, and Excel's .xlsx."""
 
+import contextlib
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.parquet
 
 from fedtilt.data.naming import FileRows, decoded_text
-from fedtilt.data.tables.client_table import MISSING_WORDS, TEXT, ClientTable, from_arrow, is_number, is_text
+from fedtilt.data.tables.client_table import TEXT, ClientTable, check_header, from_arrow, is_number, is_text
 from fedtilt.data.tables.settings import Files
+from fedtilt.data.tables.text_values import MISSING_WORDS
 from fedtilt.errors import InputError
 from fedtilt.files import reading
+from fedtilt.imports import install_command
 
 _MISSING_SPELLINGS = tuple(
     sorted({spell(word) for word in MISSING_WORDS for spell in (str, str.upper, str.capitalize)} | {"NaN", "-NaN"})
@@ -27,7 +33,7 @@ _COMMA, _POINT = (  # cells such as 12,5 and 12.5: not of three digits behind th
 
 
 def read_csv(path: Path, text: Sequence[str], files: Files) -> ClientTable:
-    """Read a file; the columns in `text` are read as they are written, without looking for numbers."""
+    """Read a text file with Arrow; the columns in `text` are read as they are written."""
     types: dict[str, pa.DataType] = dict.fromkeys(
         [*text, *(old for old, new in files.rename.items() if new in text)], TEXT
     )
@@ -161,3 +167,79 @@ def _raise_problem(path: Path, content: bytes, separator: str) -> NoReturn:
     except csv.Error as error:
         problem = f" ({error})"
     raise InputError(f"table {path} is not a readable text table{problem}; save it as UTF-8 CSV")
+
+
+def read_parquet(path: Path, text: Sequence[str], files: Files) -> ClientTable:
+    """Open a Parquet file, of which one column is read at a time, so that it is never in memory twice."""
+    with _parquet(path) as file:
+        index = (file.schema_arrow.pandas_metadata or {}).get("index_columns", [])
+        names = [name for name in file.schema_arrow.names if name not in index]
+        length = file.metadata.num_rows
+    header = check_header(str(path), names)
+    stored = dict(zip(header, names, strict=True))
+
+    def read(column: str) -> pa.ChunkedArray:
+        with _parquet(path) as file:
+            array = file.read(columns=[stored[column]]).column(0)
+            array.validate(full=is_text(array.type))  # of text, that it is UTF-8
+            return array
+
+    return ClientTable(str(path), header, read, FileRows(str(path), length))
+
+
+@contextlib.contextmanager
+def _parquet(path: Path) -> Iterator[pyarrow.parquet.ParquetFile]:
+    """A Parquet file; damage that is found while it is open is an `InputError`."""
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file
+    except (OSError, ValueError, TypeError, AttributeError, pa.ArrowException) as error:
+        raise InputError(f"table {path} is not a readable Parquet file ({error}); write it again") from error
+
+
+def read_xlsx(path: Path, text: Sequence[str], files: Files) -> ClientTable:
+    """Read the first sheet, whose first row is the header; a column of different types is text."""
+    try:
+        import openpyxl
+    except ModuleNotFoundError:
+        raise InputError(f"table {path} needs openpyxl: {install_command('excel')}; or save it as CSV") from None
+    try:
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        rows = [list(row) for row in book.worksheets[0].iter_rows(values_only=True)]
+        sheets = len(book.worksheets)
+        book.close()
+    except (OSError, KeyError, ValueError, IndexError, zipfile.BadZipFile) as error:
+        raise InputError(f"table {path} is not a readable .xlsx file ({error}); save it again") from error
+    if sheets > 1:
+        raise InputError(f"table {path} has {sheets} sheets; save the one with the table as a file of its own")
+    while rows and all(cell is None for cell in rows[-1]):  # a formatted row without cells
+        rows.pop()
+    if not rows:
+        raise InputError(f"table {path} is empty; add a header and rows")
+    names = ["" if cell is None else str(cell) for cell in rows[0]]
+    columns = [_typed_column([row[k] if k < len(row) else None for row in rows[1:]]) for k in range(len(names))]
+    named = [k for k, name in enumerate(names) if name or columns[k].null_count < len(rows) - 1]
+    table = pa.table([columns[k] for k in named], names=[names[k] for k in named])
+    return from_arrow(str(path), table, FileRows(str(path), table.num_rows))
+
+
+def _typed_column(cells: Sequence[object]) -> pa.Array:
+    kinds = {type(cell) for cell in cells if cell is not None}
+    if kinds <= {int, float}:
+        return pa.array(cells, pa.float64())
+    if kinds <= {bool} or kinds <= {datetime, date}:
+        return pa.array(cells)
+    return pa.array([None if cell is None else _cell_text(cell) for cell in cells], pa.string())
+
+
+def _cell_text(cell: object) -> str:
+    """A cell as it is shown: whole numbers without a point."""
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+
+
+# suffix → function of the path, the columns to read as text and how files are written
+READERS: dict[str, Callable[[Path, Sequence[str], Files], ClientTable]] = {
+    **dict.fromkeys((".csv", ".tsv", ".csv.gz", ".tsv.gz"), read_csv),
+    **dict.fromkeys((".parquet", ".pq"), read_parquet),
+    ".xlsx": read_xlsx,
+}

@@ -1,0 +1,234 @@
+"""Cells as people write them: numbers, dates, yes and no, and what stands for a missing cell."""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import numpy as np
+
+DECIMALS = (".", ",")
+_MARKS = "'\u2019 \u00a0\u202f"  # between thousands, whatever the decimal separator is
+_PLAIN = r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
+_GROUPED = rf"[1-9]\d{{0,2}}([,{_MARKS}])\d{{3}}(?:\1\d{{3}})*(?:\.\d*)?"
+_NUMBER = re.compile(rf"[+-]?(?:{_GROUPED}|{_PLAIN})")
+_SWAP = str.maketrans({".": ",", ",": "."})
+_CLEAN = str.maketrans(dict.fromkeys(f",{_MARKS}", ""))
+_UNIT = re.compile(rf"([+-]?[\d.,{_MARKS}]*\d)\s*((?:[^\W\d_]|[%‰°€$£])\S{{0,11}})")
+
+
+class NumberText(NamedTuple):
+    """A text as a number: what it is if a point is the decimal separator, and if a comma is; NaN: it is none."""
+
+    point: float
+    comma: float
+    unit: str = ""
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the text can be a number."""
+        return not (math.isnan(self.point) and math.isnan(self.comma))
+
+    @property
+    def decimal(self) -> str:
+        """The decimal separator that this text proves; empty: it can be read both ways."""
+        if math.isnan(self.point) == math.isnan(self.comma):
+            return ""
+        return "," if math.isnan(self.point) else "."
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether the two readings are different numbers."""
+        return self.point != self.comma and not math.isnan(self.point) and not math.isnan(self.comma)
+
+
+def parse_number(text: str) -> NumberText:
+    """Both readings of a text, and its unit.
+
+    >>> parse_number("15.300"), parse_number("1.234,5").comma, parse_number("12,5 mg/dl").unit
+    (NumberText(point=15.3, comma=15300.0, unit=''), 1234.5, 'mg/dl')
+    >>> parse_number("0.300").decimal, parse_number("1.234.567").decimal, parse_number("950").decimal
+    ('.', ',', '')
+    """
+    text = text.replace("\u2212", "-")
+    found = NumberText(_value(text), _value(text.translate(_SWAP)))
+    if not found.is_number and (parts := _UNIT.fullmatch(text)):
+        return NumberText(_value(parts[1]), _value(parts[1].translate(_SWAP)), parts[2])
+    return found
+
+
+def _value(text: str) -> float:
+    """A number with a decimal point, and commas, blanks or apostrophes between thousands; NaN if it is not one."""
+    return float(text.translate(_CLEAN)) if _NUMBER.fullmatch(text) else math.nan
+
+
+def proven_decimals(texts: Iterable[str]) -> set[str]:
+    """The decimal separators that a column's texts prove.
+
+    >>> proven_decimals(["950", "1.200"]), proven_decimals(["950", "12.5"])
+    (set(), {'.'})
+    """
+    return {parse_number(text).decimal for text in texts} - {""}
+
+
+def common_decimal(decimals: Iterable[str | None]) -> str | None:
+    """The decimal separator of several files: "both" if they differ; None: none has one.
+
+    >>> common_decimal([".", None]), common_decimal([".", ","]), common_decimal([None])
+    ('.', 'both', None)
+    """
+    found = {decimal for decimal in decimals if decimal}
+    return "both" if len(found) > 1 else next(iter(found), None)
+
+
+def to_number(text: str) -> float:
+    """A text as a number; NaN if it is not one.
+
+    >>> to_number("2.5"), to_number("True"), to_number("often"), to_number("1_000")
+    (2.5, 1.0, nan, nan)
+    """
+    try:
+        return float(text) if "_" not in text else math.nan
+    except ValueError:
+        return {"true": 1.0, "false": 0.0}.get(text.strip().casefold(), math.nan)
+
+
+DAY = 86_400  # seconds
+BETWEEN = "|"  # formats of a column whose dates are written in several ways
+_ISO = ("%Y-%m-%d", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M")
+_MONTH_FIRST, _DAY_FIRST = ("%m/%d/%Y", "%m/%d/%Y %H:%M"), ("%d/%m/%Y", "%d/%m/%Y %H:%M")
+_FORMATS = (
+    *_ISO, "%Y/%m/%d", "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S", "%d.%m.%y", *_MONTH_FIRST, *_DAY_FIRST,
+    "%d-%m-%Y", "%d %b %Y", "%d-%b-%Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y",
+)  # fmt: skip
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class DateTexts(NamedTuple):
+    """The texts of one file's column as dates."""
+
+    days: np.ndarray  # since 1970; NaN: it is no date
+    formats: tuple[str, ...]  # those in use, without ISO's
+    is_ambiguous: bool  # whether every date can be month/day and day/month
+
+
+def read_dates(texts: Sequence[str], known: str | None = None) -> DateTexts:
+    """Each text in the first format that reads it; of month/day and day/month, in the one that reads more texts.
+
+    Formats are those `known` and ISO's; default: the usual ones.
+
+    >>> read_dates(["2026-01-31", "31.1.2026", "soon"]).days.tolist()
+    [20484.0, 20484.0, nan]
+    """
+    formats = list(_FORMATS) if known is None else [*dict.fromkeys((*known.split(BETWEEN), *_ISO))]
+    month_first, day_first = _count(texts, _MONTH_FIRST), _count(texts, _DAY_FIRST)
+    if not {*_MONTH_FIRST}.isdisjoint(formats) and not {*_DAY_FIRST}.isdisjoint(formats):
+        formats = [f for f in formats if f not in (_MONTH_FIRST if day_first > month_first else _DAY_FIRST)]
+    days, used = np.full(len(texts), math.nan), []
+    for each in formats:
+        unread = np.flatnonzero(np.isnan(days))
+        if not len(unread):
+            break
+        days[unread] = [to_days(texts[k], each) for k in unread.tolist()]
+        if not np.isnan(days[unread]).all():
+            used.append(each)
+    ambiguous = bool(month_first) and month_first == day_first
+    return DateTexts(days, tuple(each for each in used if each not in _ISO), ambiguous)
+
+
+def join_formats(formats: Sequence[str]) -> str | None:
+    """Several formats as one text, in the order in which they are tried; None: ISO's alone.
+
+    >>> join_formats(["%d/%m/%Y", "%d.%m.%Y", "%d.%m.%Y"])
+    '%d.%m.%Y|%d/%m/%Y'
+    """
+    order = {each: k for k, each in enumerate(_FORMATS)}
+    return BETWEEN.join(sorted(set(formats), key=lambda each: (order.get(each, -1), each))) or None
+
+
+def _count(texts: Sequence[str], formats: Sequence[str]) -> int:
+    """How many texts have slashes and are dates in one of these formats."""
+    return sum(any(not math.isnan(to_days(text, each)) for each in formats) for text in texts if "/" in text)
+
+
+def to_days(text: str, date_format: str) -> float:
+    """Days since 1970 of a date; NaN if it is not written so.
+
+    >>> to_days("2.1.1970", "%d.%m.%Y")
+    1.0
+    """
+    try:
+        return (datetime.strptime(text, date_format).replace(tzinfo=UTC) - _EPOCH).total_seconds() / DAY
+    except ValueError:
+        return math.nan
+
+
+_YES, _NO = ("yes", "y", "ja", "j", "oui", "true", "t", "wahr"), ("no", "n", "nein", "non", "false", "f", "falsch")
+_YES_NO = dict.fromkeys(_YES, 1.0) | dict.fromkeys(_NO, 0.0)
+_ONE_LANGUAGE = ({"yes", "no", "y", "n"}, {"ja", "nein", "j", "n"}, {"true", "false", "t", "f"})
+
+
+def yes_no_values(texts: Iterable[str]) -> dict[str, float] | None:
+    """1 for each text that is a yes, 0 for a no; None if they are not the words of a yes/no column.
+
+    Words of several languages can be mixed; a letter counts beside another word of its language, and n and y alone.
+
+    >>> yes_no_values(["Ja", "NO", "n"]), yes_no_values(["t", "n"]), yes_no_values(["f"])
+    ({'Ja': 1.0, 'NO': 0.0, 'n': 0.0}, None, None)
+    """
+    words: dict[str, str] = {}
+    for text in texts:
+        words[text] = text.casefold()
+        if words[text] not in _YES_NO:
+            return None
+    distinct = set(words.values())
+    letters = {word for word in distinct if len(word) == 1} if len(distinct) > 1 else distinct - {"y", "n"}
+    alone = [x for x in letters if not any(x in family and len(family & distinct) > 1 for family in _ONE_LANGUAGE)]
+    return None if any(len(word) == 1 for word in alone) else {text: _YES_NO[word] for text, word in words.items()}
+
+
+MISSING_WORDS = ("", "-", "--", ".", "?", "#n/a", "#na", "-nan", "<na>", "n/a", "na", "nan", "none", "null")
+UNKNOWN_WORDS = (
+    "unknown", "unbekannt", "not known", "nicht bekannt", "k.a.", "k. a.", "keine angabe", "inconnu", "missing",
+)  # fmt: skip
+_CODE = re.compile(r"-9+(\.9+)?|9{3,}(\.9+)?")
+MAX_CODES = 4  # of one column
+_MIN_ROWS = 3  # with a code
+_MIN_OTHERS = 5  # rows with another number
+
+
+def is_code(value: float) -> bool:
+    """Whether a number is written as a code for missing cells: −9, −99, …, 999, 9999, …, 999.9.
+
+    >>> is_code(-999), is_code(9999.0), is_code(99), is_code(-98)
+    (True, True, False, False)
+    """
+    return _CODE.fullmatch(f"{value:.12g}") is not None
+
+
+def find_codes(values: np.ndarray) -> tuple[float, ...]:
+    """The sorted numbers that certainly stand for missing cells: codes in several rows, far from all others.
+
+    Far is further from them than they are from each other; a code of −99 or less is also far from numbers of which none
+    is negative.
+
+    >>> find_codes(np.array([-999.0] * 3 + [1.2, 3.4, 5.0, 7.7, 9.1] + [9999.0] * 3))
+    (-999.0, 9999.0)
+    """
+    low, high = 0, len(values)
+    codes: dict[float, int] = {}  # and their rows
+    while low < high and len(codes) < MAX_CODES and is_code(code := float(values[low])):
+        codes[code] = int(np.searchsorted(values, code, "right")) - low
+        low += codes[code]
+    while low < high and len(codes) < MAX_CODES and is_code(code := float(values[high - 1])):
+        codes[code] = high - int(np.searchsorted(values, code, "left"))
+        high -= codes[code]
+    if not codes or high - low < _MIN_OTHERS or values[low] == values[high - 1]:
+        return ()
+    least, most = float(values[low]), float(values[high - 1])
+
+    def is_far(code: float) -> bool:
+        return max(least - code, code - most) > most - least or (code <= -99 and least >= 0)
+
+    return tuple(sorted(code for code, rows in codes.items() if rows >= _MIN_ROWS and is_far(code)))

@@ -1,0 +1,120 @@
+"""Who gains: the difference of every client's score to that of another model, with an interval from its test samples.
+
+Both models predict the same samples, so the difference is paired. With b samples that only ours predicts correctly, c
+that only theirs does, and n samples, the interval of a difference of accuracies is that of D. G. Bonett and R. M. Price
+(Adjusted Wald confidence interval for a difference of binomial proportions based on paired data, Journal of Educational
+and Behavioral Statistics 37, 2012): a Wald interval with one sample added to b and one to c,
+
+    p = (b + 1) / (n + 2),   r = (c + 1) / (n + 2),   p − r ± z √((p + r − (p − r)²) / (n + 2))
+
+It covers the true difference with few samples too, where Wald's own interval of 0 of 5 is a point. Errors and losses
+have Student's t over the differences of samples.
+
+A client gains or loses if its interval does not contain 0; otherwise it ties. Among many clients, some lose by chance:
+those that would rationally stay out are the ones named by McNemar's exact test with Holm's correction, see
+`comparison.Comparison.worse`.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from fedtilt.evaluation.comparison import compare, sample_scores
+from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.evaluation.scores import ACCURACY, scores_of
+from fedtilt.evaluation.statistics import CONFIDENCE, mean_difference
+from fedtilt.imports import import_extra
+from fedtilt.text_tables import join_words
+
+OUTCOMES = ("gains", "ties", "loses")
+
+
+class ClientGain(NamedTuple):
+    """The difference of a client: points of accuracy, or a lower error or loss; above 0, ours is better."""
+
+    client: str
+    samples: int
+    difference: float
+    low: float
+    high: float
+
+    @property
+    def outcome(self) -> str:
+        """Whether the client gains, ties or loses."""
+        return OUTCOMES[1 - (self.low > 0) + (self.high < 0)]
+
+
+class Gains(NamedTuple):
+    """What every client with test samples has from one model rather than from another."""
+
+    against: str
+    clients: tuple[ClientGain, ...]
+    stay_out: tuple[str, ...]  # clients that lose beyond chance, after correction for their number
+    confidence: float
+
+    def count(self, outcome: str) -> int:
+        """How many clients have this outcome."""
+        return sum(client.outcome == outcome for client in self.clients)
+
+    def share(self, outcome: str) -> float:
+        """The share of clients with this outcome."""
+        return self.count(outcome) / len(self.clients)
+
+    def in_words(self, against: str = "") -> str:
+        """The shares of clients, and who would stay out.
+
+        Args:
+            against: what it is compared with, in words; default: its name
+        """
+        counts = join_words([f"{self.count(outcome)} {outcome[:-1]}" for outcome in OUTCOMES])
+        named = f"better off with it: {join_words(self.stay_out)}" if self.stay_out else "nobody is better off with it"
+        return (
+            f"against {against or self.against}, {counts} of {len(self.clients):,} clients "
+            f"({100 * self.confidence:g} % intervals of their test samples); beyond chance, {named}"
+        )
+
+    def to_pandas(self) -> Any:
+        """A table with one row per client."""
+        pandas = import_extra("pandas", "to_pandas()", "report")
+        rows = [(*client, client.outcome) for client in self.clients]
+        return pandas.DataFrame(rows, columns=[*ClientGain._fields, "outcome"])
+
+
+def paired_interval(wins: int, losses: int, samples: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """The interval of a difference of two accuracies on the same samples, in points.
+
+    >>> low, high = paired_interval(9, 2, 40)
+    >>> round(low, 2), round(high, 2)
+    (0.61, 32.72)
+
+    Args:
+        wins: samples that only ours predicts correctly
+        losses: samples that only theirs predicts correctly
+        samples: all of them
+        confidence: of the interval
+    """
+    from scipy.special import ndtri
+
+    only_ours, only_theirs = (wins + 1) / (samples + 2), (losses + 1) / (samples + 2)
+    difference = only_ours - only_theirs
+    error = math.sqrt((only_ours + only_theirs - difference**2) / (samples + 2))
+    margin = float(ndtri((1 + confidence) / 2)) * error
+    return 100 * max(-1.0, difference - margin), 100 * min(1.0, difference + margin)
+
+
+def client_gains(ours: Predictions, theirs: Predictions, against: str, confidence: float = CONFIDENCE) -> Gains:
+    """What every client has from our models rather than from theirs, on the same test samples."""
+    differences, clients = sample_scores(ours) - sample_scores(theirs), ours.groupings[CLIENT]
+    is_accuracy = scores_of(ours.sums())[0] is ACCURACY
+    found = []
+    for number, name in enumerate(clients.names):
+        of_client = differences[clients.codes == number]
+        if not len(of_client):
+            continue
+        if is_accuracy:
+            wins, losses = int((of_client > 0).sum()), int((of_client < 0).sum())
+            low, high = paired_interval(wins, losses, len(of_client), confidence)
+        else:
+            _, low, high, *_ = mean_difference(of_client.tolist(), confidence)
+        found.append(ClientGain(name, len(of_client), float(of_client.mean()), low, high))
+    worse = compare([(ours, theirs)]).worse(1 - confidence)
+    return Gains(against, tuple(found), tuple(worse), confidence)
