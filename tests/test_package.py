@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -53,6 +54,15 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return python, site
 
 
+def test_the_wheel_has_the_package_alone(tmp_path: Path) -> None:
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path))
+    (path,) = tmp_path.glob("*.whl")
+    names = {name for name in zipfile.ZipFile(path).namelist() if ".dist-info/" not in name}
+    here = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*") if path.is_file()}
+    assert names == {name for name in here if "__pycache__" not in name}
+
+
+@pytest.mark.slow
 def test_the_wheel_runs_the_demo_without_extras_and_compilers(installed: tuple[str, str], tmp_path: Path) -> None:
     python, site = installed
     nothing = {"PYTHONPATH": "", "PATH": os.path.dirname(python), "XDG_CACHE_HOME": str(tmp_path)}

@@ -125,7 +125,7 @@ def _train(
         of_trial = {m.name: m for m in prepared.methods}
         outputs = predict(prepared, [of_trial[name] for name in chosen.values()], r.state)
         by_method = {method: outputs[name] for method, name in chosen.items()}
-        return {"chosen": chosen, **_report(federation, groups, by_method)}
+        return {"chosen": chosen, **_report(prepared.federation, groups, by_method)}  # attackers have no test data
 
     result = train_grid(settings, options, on_progress, curves=False, federation=federation, details=details)
     validation = {name: evaluated(found, "validation")["accuracy"] for name, found in result["methods"].items()}

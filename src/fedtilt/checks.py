@@ -67,11 +67,7 @@ def check_used(
 ) -> None:
     """Raise NoEffect for a setting that differs from its default and has no effect beside the others.
 
-    Args:
-        values: all settings
-        defaults: their defaults
-        only_with: with which values of others a setting has an effect
-        name: what a message calls a setting
+    `name` is what a message calls a setting.
 
     >>> check_used({"alpha": 2, "partition": "iid"}, {"alpha": 1}, {"alpha": {"partition": ["dirichlet"]}})
     Traceback (most recent call last):

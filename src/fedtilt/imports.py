@@ -73,11 +73,7 @@ def is_in_current_folder(path: str) -> bool:
 def import_function(path: str, what: str) -> Callable[..., Any]:
     """The function that `package.module:function` names; modules in the current folder are found, as by `python -m`.
 
-    Those beside a spec are found too: `find_modules_in`.
-
-    Args:
-        path: the name, such as "mypackage.losses:huber"
-        what: the setting that names it, for error messages
+    Those beside a spec are found too: `find_modules_in`. `what` is the setting that names it, for messages.
     """
     module_name, _, function_name = path.partition(":")
     find_modules_in(os.getcwd())

@@ -139,8 +139,7 @@ class Parts:
     def initial_digests(self, *, shared: bool) -> dict[str, str]:
         """Name → digest of what all clients must start with, because no message carries it.
 
-        Args:
-            shared: also of the shared parameters, which a message carries in the first round
+        With `shared`, also of the shared parameters, which a message carries in the first round.
         """
         pieces = named_pieces(self.initial, self.trained)
         names = self.trained if shared else self.local_names

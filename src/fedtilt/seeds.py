@@ -55,13 +55,9 @@ def as_tensor(keys: Sequence[int], device: torch.device | str = "cpu") -> Tensor
 
 
 def bits(key: Key, shape: Sequence[int], device: torch.device | str = "cpu", rows: Tensor | None = None) -> Tensor:
-    """Random 64-bit integers, as int64.
+    """Random 64-bit integers, as int64; their values do not depend on the device.
 
-    Args:
-        key: The stream, from `key(...)`, or that of each row of the result.
-        shape: The shape of the result.
-        device: Where the result is computed; its values do not depend on it.
-        rows: Row i of the result is row rows[i] of its stream; by default row i.
+    With keys of several streams, each is that of a row of the result. Row i is row rows[i] of its stream, by default i.
     """
     width = math.prod(shape[1:])
     if rows is None:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_faults_of_the_disk(tmp_path: Path) -> None:
-    report = io_faults.run(tmp_path, 0.5, 1, ["schema"])
+    report = io_faults.run(tmp_path, 0.25, 1, ["schema"])
     assert report.failures == []
     assert report.figures["faults"] >= 6
     assert report.figures["kills at a call"] >= 1

@@ -32,15 +32,22 @@ def deploy(*arguments: object) -> str:
     return done.output
 
 
-def test_a_new_project_is_complete_and_trains(tmp_path: Path) -> None:
+def test_a_new_project_is_complete_reads_a_sites_own_table_and_trains(tmp_path: Path) -> None:
     deploy("new", tmp_path / "Mine 2", "--sites", 3)
+    (tmp_path / "table.csv").write_text("dose,diagnosis\n" + "".join(f"{n},{'ab'[n % 2]}\n" for n in range(40)))
     code = (
         "from federation.task import TASK; from federation import client, server; task = TASK.resolve({})\n"
-        "site = TASK.site_summary(task, 1, {'partition-id': 1, 'data': 'data/site-1.csv'})\n"
-        "print(task.method.name, task.spec.clients.count, task.spec.name, site.rows, *site.classes)"
+        "from fedtilt.flower.site_data import site_summary\n"
+        "for table in ('data/site-1.csv', '../table.csv', None):\n"
+        "    site = site_summary(TASK, task.spec, {'partition-id': 1} | ({'data': table} if table else {}))\n"
+        "    print(task.method.name, task.spec.clients.count, task.spec.name, site.rows, *site.classes,\n"
+        "          *(column.name for column in site.columns[:1]), flush=True)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "Mine 2", capture_output=True, text=True)
-    assert done.stdout.split() == ["fedtilt", "3", "mine-2", "142", "benign", "malignant"], done.stderr
+    assert done.stdout.splitlines() == [
+        "fedtilt 3 mine-2 142 benign malignant mean_radius", "fedtilt 3 mine-2 30 a b dose",
+    ], done.stderr  # fmt: skip
+    assert "the table function returned None; give the SuperNode its table" in done.stderr
     result = run_spec(load(tmp_path / "Mine 2/spec.toml", overrides=["train.rounds=2"]), tmp_path / "run")[0]
     assert result["fedtilt"].accuracy > 85
 
@@ -49,20 +56,6 @@ def test_a_new_project_has_a_majority_or_says_that_it_has_none(tmp_path: Path) -
     assert "majority" not in deploy("new", tmp_path / "three")
     assert "count = 3 " in (tmp_path / "three/spec.toml").read_text()
     assert "note   two sites have no majority" in deploy("new", tmp_path / "two", "--sites", 2)
-
-
-def test_a_project_reads_a_sites_own_table(tmp_path: Path) -> None:
-    deploy("new", tmp_path / "mine")
-    (tmp_path / "table.csv").write_text("dose,diagnosis\n" + "".join(f"{n},{'ab'[n % 2]}\n" for n in range(40)))
-    code = (
-        "from federation.task import TASK; task = TASK.resolve({})\n"
-        f"site = TASK.site_summary(task, 0, {{'partition-id': 0, 'data': {str(tmp_path / 'table.csv')!r}}})\n"
-        "print(site.rows, *(column.name for column in site.columns), flush=True)\n"
-        "TASK.site_summary(task, 0, {'partition-id': 0})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "mine", capture_output=True, text=True)
-    assert done.stdout == "30 dose\n"
-    assert "the table function returned None; give the SuperNode its table" in done.stderr
 
 
 def test_example_tables_are_the_sites_of_a_local_cluster(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ METHODS = {
     "foundationfl": "share = 1.0",
     "moon": "",
 }
-SETTINGS = "train.rounds=3\ntrain.lr=0.05"
+SETTINGS = "train.rounds=3\ntrain.lr=0.05\ntrain.epochs=1\ntrain.batch_size=40"
 OPTIONS = {  # that keep state, or must change nothing
     "plain": "",
     "server sgd, audit": "train.server_optimizer=sgd train.audit=true",

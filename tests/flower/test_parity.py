@@ -73,7 +73,7 @@ def simulated(spec: Path, settings: str) -> Round:
 def test_every_part_of_a_recipe_gives_the_simulators_states(
     recipe: str, preset: str, spec: Path, tmp_path: Path
 ) -> None:
-    settings = RECIPES[recipe].replace("fedtilt", preset) + "\ntrain.rounds=3"
+    settings = RECIPES[recipe].replace("fedtilt", preset) + "\ntrain.rounds=3\ntrain.epochs=1\ntrain.batch_size=40"
     if preset == "fedavg":
         text = spec.read_text().split("[[methods]]")[0] + '[[methods]]\npreset = "fedavg"\n'
         spec = tmp_path / "fedavg.toml"

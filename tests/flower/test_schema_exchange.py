@@ -15,6 +15,7 @@ from fedtilt.data.tables.schema import read_schema
 from fedtilt.files import read_json
 from fedtilt.flower import Task
 from fedtilt.flower.membership import MissingSitesError
+from fedtilt.flower.site_data import site_federation, site_summary
 from fedtilt.runs.export import export_model, state_dict
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
@@ -364,6 +365,9 @@ def test_one_class_at_all_sites_is_refused(hospitals: Deployment, tmp_path: Path
         hospitals.run()
 
 
+SITE = {"partition-id": 0}
+
+
 def test_bad_tasks_give_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(ft.InputError, match="has no data function, input_shape, class_names, image or target"):
         Task(spec="digits", table=lambda _: "a.csv", class_names=("a", "b"))
@@ -375,9 +379,9 @@ def test_bad_tasks_give_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(ft.InputError, match="'flips' would corrupt real data"):
         task.resolve({"set": "outliers.kind=flips"})
     with pytest.raises(ft.InputError, match="share-summary in --node-config must be true or false, got 'no'"):
-        task.site_summary(task.resolve({}), 0, {"partition-id": 0, "share-summary": "no"})
+        site_summary(task, task.resolve({}).spec, {"partition-id": 0, "share-summary": "no"})
     with pytest.raises(ft.InputError, match="the server sent no schema"):
-        task.site_federation(task.resolve({}), 0, {"partition-id": 0})
+        site_federation(task, task.resolve({}).spec, SITE, None)
 
 
 def test_a_data_function_with_other_class_orders(tmp_path: Path) -> None:
@@ -389,16 +393,16 @@ def test_a_data_function_with_other_class_orders(tmp_path: Path) -> None:
     )  # fmt: skip
     spec = write(tmp_path / "data", north_and_south()).spec
     task = Task(spec=spec, data=lambda _: data, input_shape=(4,), class_names=("ill", "well"))
-    federation = task.site_federation(task.resolve({}), 0, {})
+    federation = site_federation(task, task.resolve({}).spec, SITE, None)
     assert federation.dataset.y_train.tolist() == [1, 0, 0, 1]
     assert federation.class_names == ("ill", "well")
     other = replace(task, class_names=("ill", "healthy"))
     with pytest.raises(ft.InputError, match="has the class 'well', which the task lacks; its classes are ill, healthy"):
-        other.site_federation(other.resolve({}), 0, {})
+        site_federation(other, other.resolve({}).spec, SITE, None)
     frame = ft.data.table(patients(60, 0)[["age", "diagnosis"]], target="diagnosis")
     table = replace(task, data=lambda _: frame, input_shape=frame.input_shape)
     with pytest.raises(ft.InputError, match="the data function returns a table.*give the task a table function"):
-        table.site_federation(table.resolve({}), 0, {})
+        site_federation(table, table.resolve({}).spec, SITE, None)
 
 
 NUMBERS_SPEC = SPEC.replace("[data]", 'task = "regression"\n[data]').replace('"diagnosis"', '"days"')

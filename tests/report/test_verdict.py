@@ -182,3 +182,13 @@ def test_a_rare_class_leads_and_is_compared_by_auprc() -> None:
     assert helps.startswith("Federation helps: against every client alone, fedavg changes the AUPRC by +0.")
     assert random.startswith("A random ranking has an AUPRC of 0.050; against it, fedavg changes the AUPRC by +0.")
     assert rare_class(run_of({"fedavg": predicting([1] * CLIENTS)}, {})) is None
+
+
+def test_figures_of_one_class_alone_and_of_long_names() -> None:
+    found = predicting([1] * CLIENTS, torch.zeros_like(LABELS))
+    names = tuple(f"a disease with a long name, type {k}" for k in (1, 2))
+    by = {**found.groupings, CLASS: found.groupings[CLASS]._replace(names=names)}
+    styles = {"fedavg": Style("#000000", "solid", "circle")}
+    confusion, reliability = decision_figures({"fedavg": [replace(found, groupings=by)]}, styles, {})  # no ROC
+    assert (confusion.name, reliability.name) == ("confusion", "reliability")
+    assert confusion.data[0]["x"] == ["a disease with a … (0)", "a disease with a … (1)"]

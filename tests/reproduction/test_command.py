@@ -1,8 +1,6 @@
 """`python -m reproduction`."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -88,22 +86,6 @@ def test_without_an_argument_it_prints_the_usage(reproduce) -> None:
     output = reproduce()
     assert "Usage: python -m reproduction [OPTIONS] WHAT" in output.out + output.err
     assert "propositions" in output.out + output.err
-
-
-def test_a_run_imports_nothing_of_it(tmp_path: Path) -> None:
-    code = """
-import sys
-sys.argv = ["fedtilt", "run", "digits", "--set", "train.rounds=1", "--set", "train.epochs=1", "--quiet"]
-from fedtilt.cli import main
-try:
-    main()
-finally:
-    print([name for name in sys.modules if name.partition(".")[0] == "reproduction"])
-"""
-    printed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
-    ).stdout
-    assert printed.splitlines()[-1] == "[]"
 
 
 def test_outliers_of_every_kind_are_drawn(reproduce) -> None:

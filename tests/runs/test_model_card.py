@@ -128,7 +128,7 @@ def test_the_command_writes_card_and_onnx(run: tuple[Path, ft.Result], fedtilt, 
 def test_a_model_that_onnx_changes_is_not_written(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     from fedtilt.errors import InputError
-    from fedtilt.runs.onnx_file import write_onnx
+    from fedtilt.runs.export import write_onnx
 
     class Stateful(torch.nn.Module):  # its answers change between calls, so an export cannot agree with it
         def __init__(self) -> None:

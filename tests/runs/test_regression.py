@@ -186,6 +186,7 @@ def test_a_table_from_file_to_prediction(tmp_path: Path) -> None:
     assert "accura" not in notes.lower()
 
 
+@pytest.mark.slow  # tests/runs/test_predictor.py has a fast one
 def test_an_onnx_file_predicts_in_the_unit_of_the_target(fedtilt, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

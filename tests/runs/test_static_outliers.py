@@ -7,6 +7,7 @@ import pytest
 
 import fedtilt as ft
 from fedtilt.flower import Task
+from fedtilt.flower.site_data import site_federation
 from fedtilt.spec import federation_of, load
 
 
@@ -33,7 +34,7 @@ def test_a_site_has_the_outliers_of_the_simulator() -> None:
     task = Task(spec="digits")
     resolved = task.resolve({"method": "fedtilt", "set": "\n".join(overrides)})
     for site in range(4):
-        federation = task.site_federation(resolved, site, {})
+        federation = site_federation(task, resolved.spec, {"partition-id": site}, None)
         x, y = federation.train(site, seed=0, round=2)
         assert x.equal(simulated.train(site, seed=0, round=2)[0])
         assert y.equal(simulated.train(site, seed=0, round=1)[1])

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fedtilt.auditing.samples import Audit, Suspect, WrongLabels, suspects_csv
 from fedtilt.cli.console import Console, echo, print_lines, text_table
-from fedtilt.cli.options import AsJson, Quiet, Verbose
+from fedtilt.cli.options import AsJson, Quiet, SeedOfRun, Verbose
 from fedtilt.cli.run import new_folder, print_run, train_and_print, write_report
 from fedtilt.errors import InputError
 from fedtilt.files import read_json, write_bytes
@@ -30,7 +30,7 @@ def audit(
     method: Annotated[
         str | None, typer.Option(metavar="NAME", help="The method that judges (default: the smallest lam).")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed of the run (default: the first).")] = None,
+    seed: SeedOfRun = None,
     cut: Annotated[float, typer.Option(min=0, max=1, help="The lowest score of a suspect.")] = _CUT,
     top: Annotated[int, typer.Option(min=0, help="How many suspects to print.")] = _TOP,
     csv: Annotated[

@@ -4,12 +4,12 @@ import contextlib
 import json
 import os
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from fedtilt.cli.console import Console, echo, text_table
+from fedtilt.cli.options import AsJson, RunFolder
 from fedtilt.errors import InputError
 from fedtilt.locks import locked
 from fedtilt.runs.forget import model_digest
@@ -24,8 +24,8 @@ def _digest(folder: Path) -> str | None:
 
 
 def check(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    folder: RunFolder,
+    as_json: AsJson = False,
 ) -> None:
     """Read every file of a run, and say which are damaged and what that costs; exit code 1 if any is.
 

@@ -9,20 +9,10 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.text import Text
 
+from fedtilt.cli import options
 from fedtilt.cli.class_count_chart import ClassCountChart
 from fedtilt.cli.console import Console, echo, print_lines, print_warnings, text_table
-from fedtilt.cli.options import (
-    Client,
-    DataDir,
-    Drop,
-    Group,
-    Schema,
-    Settings,
-    Target,
-    Task,
-    first_given,
-    overrides_of,
-)
+from fedtilt.cli.options import first_given, overrides_of
 from fedtilt.cli.show_data import show_folder, show_sites, show_table, warnings_of
 from fedtilt.data import Federation, data_folder, download, find_folder, names, verify
 from fedtilt.data.published import catalog
@@ -40,7 +30,7 @@ app = typer.Typer(
 
 
 @app.command("list")
-def list_(data_dir: DataDir = None) -> None:
+def list_(data_dir: options.DataDir = None) -> None:
     """List the data sets and where they are."""
     root = data_folder(data_dir)
     table = text_table(["name", "description"], ["train", "test"], ["folder"])
@@ -70,7 +60,7 @@ def _location(entry: Entry, root: Path) -> Text:
 @app.command("download")
 def download_(
     requested: Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets to download.")],
-    data_dir: DataDir = None,
+    data_dir: options.DataDir = None,
     force: Annotated[bool, typer.Option("--force", help="Download intact files again.")] = False,
 ) -> None:
     """Download data sets; an interrupted download is resumed."""
@@ -99,7 +89,7 @@ def _download(console: Console, entry: Entry, data_dir: Path | None, force: bool
 @app.command("verify")
 def verify_(
     name: Annotated[str | None, typer.Argument(help="One data set (default: all that are downloaded).")] = None,
-    data_dir: DataDir = None,
+    data_dir: options.DataDir = None,
 ) -> None:
     """Compare the files with the published md5 sums."""
     console = Console()
@@ -132,14 +122,14 @@ def show_(
             metavar="[SOURCE]", help="A table, a folder of tables, images or LEAF data, a TOML file or a built-in spec."
         ),
     ] = "digits",
-    settings: Settings = None,
-    data_dir: DataDir = None,
-    target: Target = None,
-    task: Task = None,
-    client: Client = None,
-    group: Group = None,
-    drop: Drop = None,
-    schema: Schema = None,
+    settings: options.Settings = None,
+    data_dir: options.DataDir = None,
+    target: options.Target = None,
+    task: options.Task = None,
+    client: options.Client = None,
+    group: options.Group = None,
+    drop: options.Drop = None,
+    schema: options.Schema = None,
 ) -> None:
     """Show a table's columns, split and warnings, what a folder has, or how a spec divides its data among clients."""
     console, path = Console(), Path(source)
@@ -150,8 +140,7 @@ def show_(
             dataset = show_table(console, open_table(source, table_settings(keys), schema, task=task))
             print_warnings(console, [] if dataset is None else warnings_of(dataset))
             return
-        options = {"task": task, "target": target, "client": client, "group": group, "drop": drop, "schema": schema}
-        if given := first_given(options):
+        if given := first_given(task=task, target=target, client=client, group=group, drop=drop, schema=schema):
             option, value = given
             key = option if option == "task" else f"data.{option}"
             raise InputError(
@@ -181,14 +170,14 @@ def show_(
 def schema_(
     source: Annotated[str, typer.Argument(metavar="FILE", help="A table, or a folder of them.")],
     to: Annotated[Path | None, typer.Option("--to", help="The file to write (default: print it).")] = None,
-    target: Target = None,
-    task: Task = None,
-    client: Client = None,
-    group: Group = None,
-    drop: Drop = None,
-    settings: Settings = None,
+    target: options.Target = None,
+    task: options.Task = None,
+    client: options.Client = None,
+    group: options.Group = None,
+    drop: options.Drop = None,
+    settings: options.Settings = None,
     kinds: Annotated[bool, typer.Option("--kinds", help="Without statistics; a run computes them itself.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: options.Force = False,
 ) -> None:
     """Write what the columns of a table are, to read, edit and give to a spec (data.schema)."""
     if to is not None and to.exists() and not force:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,11 +10,20 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtilt.cli import deploy_run, deploy_status
 from fedtilt.cli.console import Console, echo, plural
-from fedtilt.cli.deploy_run import Project, cluster_home
+from fedtilt.cli.deploy_status import StatusServer, print_status
+from fedtilt.cli.options import Log, Settings
 from fedtilt.errors import InputError
+from fedtilt.flower.deploy import allowed_apps
+from fedtilt.flower.deploy.local_cluster import LocalCluster, cluster_home
+from fedtilt.flower.deploy.machines import register_site, write_server, write_site
+from fedtilt.flower.deploy.project import check_project, site_tables, write_project
 
+_WATCH_SECONDS = 5
+Project = Annotated[Path, typer.Argument(metavar="[DIR]", help="The project's folder.")]
+Method = Annotated[str, typer.Option(metavar="NAME", help="The method of spec.toml, if it has several.")]
+Home = Annotated[Path, typer.Argument(metavar="HOME", help="The folder of the server or site: /var/lib/fedtilt, say.")]
+SiteNumber = Annotated[int, typer.Option("--site", min=0, help="The site's number: 0, 1, …")]
 AllowRoot = Annotated[
     bool,
     typer.Option("--allow-root", envvar="FEDTILT_ALLOW_ROOT", help="Run the project's code as root."),
@@ -27,8 +37,6 @@ def new(
     sites: Annotated[int, typer.Option(help="The number of sites; of two, nobody knows which one is wrong.")] = 3,
 ) -> None:
     """Write a small Flower project for your data and model."""
-    from fedtilt.flower.deploy.project import write_project
-
     write_project(folder, sites)
     if sites == 2:
         echo("note   two sites have no majority: screening cannot tell which one is wrong, and bounds steps alone")
@@ -54,16 +62,15 @@ def up(
 
     The tables in DIR/data, by name, are those of site 0, site 1, …, unless --node-config gives a site other data.
     """
-    from fedtilt.flower.deploy.local_cluster import LocalCluster
-    from fedtilt.flower.deploy.project import check_project, site_tables
     from fedtilt.spec import load
 
     check_project(project)
     _check_user("up", allow_root)
     if site is not None:
-        if page:
-            raise InputError("--page is for a whole cluster; leave it out to restart a site")
-        _restart_site(project, site, node_config or [], insecure)
+        if page or insecure:
+            option = "--page" if page else "--insecure"
+            raise InputError(f"{option} is for a whole cluster; leave it out to restart a site")
+        _restart_site(project, site, node_config or [])
         return
     sites = load(project / "spec.toml").clients.count
     cluster = LocalCluster(home=cluster_home(project), tls=not insecure, sites=sites)
@@ -77,23 +84,15 @@ def up(
     echo(f"up     {plural(sites, 'site')} {verb} connected to 127.0.0.1:{cluster.port} {security}")
     echo(f"next   fedtilt deploy run {project}")
     if page:
-        _serve_page(project, cluster.runs_folder)
-
-
-def _serve_page(project: Path, runs: Path) -> None:
-    from fedtilt.cli.deploy_page import StatusServer
-
-    with StatusServer(project.resolve().name, runs) as server:
-        echo(f"page   {server.url} until Ctrl-C; the cluster then stays up")
-        with contextlib.suppress(KeyboardInterrupt):
+        with (
+            StatusServer(project.resolve().name, cluster.runs_folder) as server,
+            contextlib.suppress(KeyboardInterrupt),
+        ):
+            echo(f"page   {server.url} until Ctrl-C; the cluster then stays up")
             server.serve_forever()
 
 
-def _restart_site(project: Path, site: int, node_config: Sequence[str], insecure: bool) -> None:
-    from fedtilt.flower.deploy.local_cluster import LocalCluster
-
-    if insecure:
-        raise InputError("--insecure is for a whole cluster; leave it out to restart a site")
+def _restart_site(project: Path, site: int, node_config: Sequence[str]) -> None:
     cluster = LocalCluster.load(cluster_home(project))
     for number, config in _node_configs(node_config, cluster.sites).items():
         if number != site:
@@ -113,15 +112,12 @@ def _check_user(command: str, allow_root: bool) -> None:
         )
 
 
-def _node_configs(options: Sequence[str], sites: int) -> dict[int, dict[str, object]]:
-    configs: dict[int, dict[str, object]] = {}
+def _node_configs(options: Sequence[str], sites: int) -> dict[int, dict[str, Any]]:
+    configs: dict[int, dict[str, Any]] = {}
     for option in options:
         site, colon, setting = option.partition(":")
-        try:
-            values = tomllib.loads(setting)
-        except tomllib.TOMLDecodeError:
-            values = {}
-        if not colon or not site.strip().isdigit() or not values:
+        values = _settings([setting] if colon else [])
+        if not site.strip().isdigit() or not values:
             raise InputError(f"--node-config {option!r} is not SITE:KEY=VALUE; write for example 0:data='\"/a.csv\"'")
         if int(site) >= sites:
             raise InputError(f"--node-config {option!r} is for site {site}, and the sites are 0 to {sites - 1}")
@@ -129,17 +125,60 @@ def _node_configs(options: Sequence[str], sites: int) -> dict[int, dict[str, obj
     return configs
 
 
-app.command()(deploy_run.run)
+def _settings(options: Sequence[str] | None) -> dict[str, Any]:
+    try:
+        return tomllib.loads("\n".join(options or []))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"--node-config is not KEY=VALUE ({error}); write for example data='\"/a.csv\"'") from None
 
 
-app.command()(deploy_status.status)
+@app.command()
+def run(
+    project: Project = Path("."),
+    method: Method = "",
+    settings: Settings = None,
+    out: Annotated[Path | None, typer.Option(help="The server's run folder.")] = None,
+    quorum: Annotated[
+        float | None,
+        typer.Option(help="Share of a round's sites whose models must arrive; without it, all sites must also join."),
+    ] = None,
+    deadline: Annotated[float | None, typer.Option(help="Seconds a site has for a round.")] = None,
+    back_to: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="ROUND",
+            help="Undo the rounds after this one, on the server and on all sites; status shows which rounds are kept.",
+        ),
+    ] = None,
+    log: Log = None,
+) -> None:  # fmt: skip
+    """Train the project on its local cluster; a stopped run resumes where it stopped."""
+    from fedtilt.cli.deploy_run import train
+
+    check_project(project)
+    config: dict[str, object] = {"method": method, "set": "\n".join(settings or [])}
+    options = {"quorum": quorum, "deadline": deadline, "back-to": back_to}
+    train(project, config | {key: value for key, value in options.items() if value is not None}, out, log or [])
+
+
+@app.command()
+def status(
+    project: Project = Path("."),
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every few seconds until the run ends.")] = False,
+) -> None:
+    """Show the sites, processes and runs of the local cluster; or the runs in the folder of a real server.
+
+    Of a run: the round, the time that is left, the last metrics, the last round of each site, and the rounds that it
+    can go back to.
+    """
+    while print_status(project) and watch:
+        time.sleep(_WATCH_SECONDS)
+        echo("")
 
 
 @app.command()
 def down(project: Project = Path(".")) -> None:
     """Stop every process that `up` started; runs and personal models stay."""
-    from fedtilt.flower.deploy.local_cluster import LocalCluster
-
     pids = LocalCluster.load(cluster_home(project)).down()
     echo(f"down: stopped {plural(len(pids), 'process')}" if pids else "down: no process was running")
 
@@ -149,7 +188,7 @@ def down(project: Project = Path(".")) -> None:
 
 @app.command()
 def server(
-    home: Annotated[Path, typer.Argument(metavar="HOME", help="The server's folder, such as /var/lib/fedtilt.")],
+    home: Home,
     host: Annotated[list[str], typer.Option(help="A name or address by which the sites reach the server.")],
     port: Annotated[int, typer.Option(help="The port that the sites see.")] = 9092,
     superlink_port: Annotated[int, typer.Option(help="The SuperLink's port on this machine.")] = 9093,
@@ -157,8 +196,6 @@ def server(
     allow_root: AllowRoot = False,
 ) -> None:
     """Write the server's certificates, systemd units and proxy configuration; again, to renew the certificate."""
-    from fedtilt.flower.deploy.machines import write_server
-
     _check_user("server", allow_root)
     link, executor, proxy = write_server(home, host, port=port, superlink_port=superlink_port, days=days)
     echo(f"wrote  {home / 'certificates'}: ca.crt is for every site; the certificate is valid for {days} days")
@@ -171,8 +208,8 @@ def server(
 
 @app.command()
 def site(
-    home: Annotated[Path, typer.Argument(metavar="HOME", help="The site's folder, such as /var/lib/fedtilt.")],
-    number: Annotated[int, typer.Option("--site", min=0, help="The site's number: 0, 1, …")],
+    home: Home,
+    number: SiteNumber,
     server: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server's address.")],
     ca: Annotated[Path, typer.Option(metavar="FILE", help="The server's ca.crt.")],
     node_config: Annotated[
@@ -182,8 +219,6 @@ def site(
     allow_root: AllowRoot = False,
 ) -> None:
     """Write a site's key and systemd units on its machine; give only site.key.pub to the server."""
-    from fedtilt.flower.deploy.machines import write_site
-
     _check_user("site", allow_root)
     node, executor = write_site(home, number, server, ca, node_config=_settings(node_config))
     echo(f"wrote  {home / 'site.key'}, which stays here, and site.key.pub for the server")
@@ -193,22 +228,13 @@ def site(
     echo(f"       sudo systemctl enable --now {node.stem} {executor.stem}, after the key is registered")
 
 
-def _settings(options: Sequence[str] | None) -> dict[str, Any]:
-    try:
-        return tomllib.loads("\n".join(options or []))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"--node-config is not KEY=VALUE ({error}); write for example data='\"/a.csv\"'") from None
-
-
 @app.command()
 def register(
-    home: Annotated[Path, typer.Argument(metavar="HOME", help="The server's folder.")],
-    number: Annotated[int, typer.Option("--site", min=0, help="The site's number: 0, 1, …")],
+    home: Home,
+    number: SiteNumber,
     key: Annotated[Path, typer.Option(metavar="FILE", help="The site's public key, site.key.pub.")],
 ) -> None:
     """Register a site's key on the server: only its owner can be this site."""
-    from fedtilt.flower.deploy.machines import register_site
-
     path = register_site(home, number, key)
     echo(f"wrote  {path}: the owner of this key is site {number}, and no other")
 
@@ -216,7 +242,7 @@ def register(
 @app.command()
 def record(
     project: Project = Path("."),
-    method: Annotated[str, typer.Option(metavar="NAME", help="The method of spec.toml, if it has several.")] = "",
+    method: Method = "",
     node_config: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="What a site sends, such as declare-classes=false."),
@@ -235,17 +261,14 @@ def record(
 @app.command()
 def digest(project: Project = Path(".")) -> None:
     """Print the digest of a project, which the operators of the sites allow."""
-    from fedtilt.flower.deploy.allowed_apps import app_digest
-
-    echo(app_digest(project))
+    echo(allowed_apps.app_digest(project))
 
 
 @app.command()
 def allow(
-    home: Annotated[Path, typer.Argument(metavar="HOME", help="The site's folder.")],
+    home: Home,
     project: Annotated[str, typer.Argument(metavar="PROJECT", help="The project's folder, or its digest.")],
 ) -> None:
     """Let a site run a project: its operator has read its code, and the site runs no other."""
-    from fedtilt.flower.deploy.allowed_apps import FILE_NAME, allow
-
-    echo(f"wrote  {home / FILE_NAME}: this site runs {allow(home, project)}")
+    digest = allowed_apps.allow(home, project)
+    echo(f"wrote  {home / allowed_apps.FILE_NAME}: this site runs {digest}")

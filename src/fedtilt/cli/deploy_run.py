@@ -1,83 +1,54 @@
-"""`fedtilt deploy run`: train a project on its local cluster, show its rounds, and print the result."""
+"""Train a project on its local cluster, show its rounds, and print the result."""
 
 import json
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
 
 from fedtilt.cli.console import Console, echo, escape, plural
-from fedtilt.cli.options import Log, Settings
+from fedtilt.cli.progress import ProgressDisplay
+from fedtilt.cli.run import write_report
+from fedtilt.cli.tables import group_tables, worst_texts
 from fedtilt.errors import InputError
+from fedtilt.evaluation.metrics import BEYOND_CHANCE
+from fedtilt.flower import RoundPolicy, Task
+from fedtilt.flower.deploy.local_cluster import LocalCluster, cluster_home
+from fedtilt.flower.deploy.programs import status_text
+from fedtilt.flower.deploy.project import default_run_config
 from fedtilt.locks import locked
-
-if TYPE_CHECKING:
-    from fedtilt.cli.progress import ProgressDisplay
-    from fedtilt.flower.deploy.local_cluster import LocalCluster
-    from fedtilt.runs.trackers import FolderLog
+from fedtilt.report.compare import comparison_table, overview_metrics
+from fedtilt.report.run_reader import read_run
+from fedtilt.report.summary import certificates
+from fedtilt.runs.trackers import FolderLog, trackers_of
 
 _LOG_LINES = 12  # of a run that failed without a reason in its folder
-Project = Annotated[Path, typer.Argument(metavar="[DIR]", help="The project's folder.")]
 
 
-def cluster_home(project: Path) -> Path:
-    """The folder of a project's local cluster."""
-    return project / ".fedtilt"
-
-
-def run(
-    project: Project = Path("."),
-    method: Annotated[str, typer.Option(metavar="NAME", help="The method of spec.toml, if it has several.")] = "",
-    settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(help="The server's run folder.")] = None,
-    quorum: Annotated[
-        float | None,
-        typer.Option(help="Share of a round's sites whose models must arrive; without it, all sites must also join."),
-    ] = None,
-    deadline: Annotated[float | None, typer.Option(help="Seconds a site has for a round.")] = None,
-    back_to: Annotated[
-        int | None,
-        typer.Option(
-            min=0, metavar="ROUND",
-            help="Undo the rounds after this one, on the server and on all sites; status shows which rounds are kept.",
-        ),
-    ] = None,
-    log: Log = None,
-) -> None:  # fmt: skip
-    """Train the project on its local cluster; a stopped run resumes where it stopped."""
-    from fedtilt.cli.progress import ProgressDisplay
-    from fedtilt.flower import RoundPolicy, Task
-    from fedtilt.flower.deploy.local_cluster import LocalCluster
-    from fedtilt.flower.deploy.project import check_project, default_run_config
-    from fedtilt.runs.trackers import FolderLog, trackers_of
-
-    check_project(project)
-    trackers = trackers_of(log or [])
+def train(project: Path, config: dict[str, Any], out: Path | None, log: Sequence[str]) -> None:
+    """Submit a run with these settings to the project's cluster, show it to its end, and print its result."""
+    trackers = trackers_of(log)
     cluster = LocalCluster.load(cluster_home(project))
     if problem := cluster.problem():
         raise InputError(problem)
-    config: dict[str, object] = {"method": method, "set": "\n".join(settings or [])}
-    options = {"quorum": quorum, "deadline": deadline, "back-to": back_to}
-    config |= {key: value for key, value in options.items() if value is not None}
-    defaults = default_run_config(project)
+    defaults, back_to = default_run_config(project), config.get("back-to")
     if back_to is not None and "back-to" not in defaults:
         raise InputError(f"{project / 'pyproject.toml'} has no back-to; add back-to = -1 to [tool.flwr.app.config]")
-    if quorum is None and defaults.get("join-quorum") == 0:
+    if "quorum" not in config and defaults.get("join-quorum") == 0:
         config["join-quorum"] = 1.0  # all sites are on this machine: one that cannot join is an error to fix
     RoundPolicy.from_config(config)
     task = Task(spec=project / "spec.toml").resolve(config)
     folder = (out or cluster.runs_folder / f"{task.spec.name}-{task.method.name}").resolve()
     with cluster.training():
         with locked(folder, busy=f"a run still trains in {folder}; wait for it, or choose another folder with --out"):
-            seed, rounds = task.spec.seed, task.spec.train.rounds
-            folder_log = FolderLog(folder, seed, rounds, trackers, back_to)
-            display = ProgressDisplay(Console(stderr=True), verbose=True)
-            progress = RunProgress(cluster, folder, seed, rounds, log=folder_log, display=display, back_to=back_to)
+            folder_log = FolderLog(folder, task.spec.seed, task.spec.train.rounds, trackers, back_to)
+            progress = RunProgress(cluster, folder, task.spec.seed, task.spec.train.rounds, folder_log, back_to)
         number = cluster.submit(project, config | {"out": str(folder)})
         try:
-            with folder_log, display.running():
+            with folder_log, progress.display.running():
                 status = cluster.wait_for_run(number, is_done=progress.update)
                 progress.update()
                 if status != "finished:completed":
@@ -92,24 +63,13 @@ def run(
 
 
 class RunProgress:
-    """Shows every new round that the server records, and once the log file of a site that is lost.
-
-    Args:
-        cluster: the local cluster
-        folder: the run folder
-        seed: of the run
-        rounds: the number of rounds
-        log: where the metrics of evaluated rounds go
-        display: shows the rounds
-        back_to: the round that the run goes back to; None: it continues
-    """
+    """Shows every new round that the server records, and once the log file of a site that is lost."""
 
     def __init__(
-        self, cluster: "LocalCluster", folder: Path, seed: int, rounds: int, *, log: "FolderLog",
-        display: "ProgressDisplay", back_to: int | None = None,
-    ) -> None:  # fmt: skip
-        self._cluster, self._folder, self._rounds, self._back_to = cluster, folder, rounds, back_to
-        self._log, self._display = log, display
+        self, cluster: LocalCluster, folder: Path, seed: int, rounds: int, log: FolderLog, back_to: int | None
+    ) -> None:
+        self._cluster, self._folder, self._rounds, self._back_to, self._log = cluster, folder, rounds, back_to, log
+        self.display = ProgressDisplay(Console(stderr=True), verbose=True)
         self._seed_folder = folder / f"seed-{seed}"
         self._start_time = time.time()
         self._logs_printed: set[int] = set()  # sites
@@ -139,13 +99,13 @@ class RunProgress:
                 reasons = "; ".join(f"site {site} {reason}" for site, reason in sorted(lost.items()))
                 sites = plural(len(entry["accepted"]), "site")
                 latest = f"{sites}{f' ({reasons})' if reasons else ''}"
-                self._display.update(int(number), self._rounds, f"round {number}/{self._rounds}", latest)
+                self.display.update(int(number), self._rounds, f"round {number}/{self._rounds}", latest)
                 for site in sorted(lost.keys() - self._logs_printed):
-                    self._display.print(f"log of site {site}: {self._cluster.log_file(site)}")
+                    self.display.print(f"log of site {site}: {self._cluster.log_file(site)}")
                 self._logs_printed |= lost.keys()
             if "jump" in entry and number not in self._jumps_printed:
                 self._jumps_printed.add(number)
-                self._display.print(f"round {number}: {entry['jump']}")
+                self.display.print(f"round {number}: {entry['jump']}")
         return self._is_new("results.json") or self._is_new("stopped.json")
 
     def _is_new(self, name: str) -> bool:
@@ -158,14 +118,7 @@ class RunProgress:
         return self._had_results and self._rounds_printed == self._rounds_before
 
     def failure_message(self, run: int, status: str) -> str:
-        """Why the run is not finished, and which log to read; without a reason in its folder, print the end of the log.
-
-        Args:
-            run: the number of the run
-            status: Flower's status of it
-        """
-        from fedtilt.flower.deploy.programs import status_text
-
+        """Why a run is not finished, and which log to read; without a recorded reason, print the end of its log."""
         stopped = _read_if_written(self._folder / "stopped.json") if self._is_new("stopped.json") else {}
         if "reason" not in stopped:
             lines, reason = last_error(self._cluster.run_log(run))
@@ -201,15 +154,8 @@ def _read_if_written(path: Path) -> dict[str, Any]:
     return values
 
 
-def _print_result(folder: Path, method: str, cluster: "LocalCluster") -> None:
+def _print_result(folder: Path, method: str, cluster: LocalCluster) -> None:
     """Print the metrics of the last evaluation, where it fails most, and the files to read; write the report."""
-    from fedtilt.cli.run import write_report
-    from fedtilt.cli.tables import group_tables, worst_texts
-    from fedtilt.evaluation.metrics import BEYOND_CHANCE
-    from fedtilt.report.compare import comparison_table, overview_metrics
-    from fedtilt.report.run_reader import read_run
-    from fedtilt.report.summary import certificates
-
     run, console = read_run(folder), Console(highlight=False, soft_wrap=True)
     seed_run, row = run.compared[0], comparison_table(run, "evaluated")[method]
     seed = folder / f"seed-{seed_run.seed}"

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fedtilt.cli.console import echo
+from fedtilt.cli.options import Force, OwnModel, SeedOfRun
 from fedtilt.errors import InputError
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.runs.export import export_of
@@ -34,7 +35,7 @@ def export(
     trained_only: Annotated[
         bool, typer.Option("--trained-only", help="Without frozen parameters and parts that are as they started.")
     ] = False,
-    seed: Annotated[int | None, typer.Option(help="The seed of the run (default: the first).")] = None,
+    seed: SeedOfRun = None,
     round: Annotated[
         int | None, typer.Option(help="The round of a checkpoint; the last two are kept (default: the last).")
     ] = None,
@@ -42,11 +43,8 @@ def export(
         str | None,
         typer.Option(metavar="CLASS=VALUE", help="Store that this class is predicted from this probability on."),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="Your own model, for ONNX, if the run cannot name it."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    model: OwnModel = None,
+    force: Force = False,
 ) -> None:
     """Write a trained model as safetensors or ONNX, and a model card beside it: data, training, performance, limits.
 

@@ -7,7 +7,7 @@ import typer
 
 from fedtilt import spec
 from fedtilt.cli.console import echo
-from fedtilt.cli.options import Client, Drop, Group, Schema, Settings, Target, Task, first_given
+from fedtilt.cli.options import Client, Drop, Force, Group, Schema, Settings, Target, Task, first_given
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
 from fedtilt.spec.table_spec import table_spec
@@ -26,7 +26,7 @@ def init(
     schema: Schema = None,
     settings: Settings = None,
     every_key: Annotated[bool, typer.Option("--all", help="Write and explain every key.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    force: Force = False,
     json_schema: Annotated[
         bool, typer.Option("--json-schema", help="Print a JSON schema of specs, for editors, in place of a spec.")
     ] = False,
@@ -39,9 +39,8 @@ def init(
         raise InputError(f"{path} is a folder; name a file in it, as in {path / 'fedtilt.toml'}")
     if path.exists() and not force:
         raise InputError(f"{path} already exists; give another name, or --force to overwrite it")
-    options = {"target": target, "task": task, "client": client, "group": group, "drop": drop, "schema": schema,
-               "set": settings}  # fmt: skip
-    if table is None and (given := first_given(options)):
+    given = first_given(target=target, task=task, client=client, group=group, drop=drop, schema=schema, set=settings)
+    if table is None and given:
         raise InputError(f"--{given[0]} {given[1]} describes a table; name it with --table")
     content = None
     if table is not None:
@@ -49,11 +48,7 @@ def init(
             path, table, target=target, client=client, group=group or [], drop=drop or [], schema=schema, task=task,
             overrides=settings or [],
         )  # fmt: skip
-    try:
-        text = (spec.annotated if every_key else spec.starter)(str(path), content)
-        write_bytes(path, text.encode())
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; choose another folder") from error
+    write_bytes(path, (spec.annotated if every_key else spec.starter)(str(path), content).encode())
     what = "the built-in spec digits" if table is None else f"FedAvg, Ditto and FedTilt on {table}"
     keys = "with every key explained" if every_key else "with the keys that are changed most; --all writes every key"
     echo(f"wrote {path}: {what}, {keys}")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedtilt.cli.console import Console, echo, escape, text_table
+from fedtilt.cli.options import AsJson
 from fedtilt.errors import InputError
 from fedtilt.files import interpreting, read_json
 from fedtilt.report.compare import comparison_table
@@ -21,7 +22,7 @@ _MAX_METHODS = 5  # of a run, the best
 
 def list(
     folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="A folder with run folders.")] = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the runs and searches of a folder with their results, the newest first."""
     folders = [folder] if (folder / "run.json").exists() else sorted(path.parent for path in folder.glob("*/run.json"))

@@ -1,17 +1,17 @@
 """`fedtilt methods`: everything that a spec can name, with one line, its settings and its paper."""
 
 import json
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.text import Text
 
 from fedtilt.cli.console import Console, echo, text_table
+from fedtilt.cli.options import AsJson
 from fedtilt.spec.catalog import Entry, catalog
 from fedtilt.toml_text import format_toml
 
 
-def methods(as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False) -> None:
+def methods(as_json: AsJson = False) -> None:
     """List every method, component, loss and attack with its settings and its paper.
 
     Use a method with `fedtilt run --method NAME`, anything else with `fedtilt run --set KEY=NAME`.

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from fedtilt.cli.console import Console, echo, escape, fits, text_table
+from fedtilt.cli.options import RunFolder, SeedOfRun
 from fedtilt.data.groups import in_words
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.decision_metrics import METRICS
@@ -32,7 +33,7 @@ _MAX_ROWS = 40  # groups in a table
 
 
 def metrics(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
+    folder: RunFolder,
     by: Annotated[
         str | None,
         typer.Option(metavar="WHAT", help="By client, class or a column of groups, and the gaps between them."),
@@ -47,7 +48,7 @@ def metrics(
     method: Annotated[
         list[str] | None, typer.Option("--method", metavar="NAME", help="Only this method; repeatable.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed of the run (default: the first).")] = None,
+    seed: SeedOfRun = None,
     confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
     resamples: Annotated[int, typer.Option(help="Of the bootstrap; 0: only exact intervals.")] = 1000,
     csv: Annotated[

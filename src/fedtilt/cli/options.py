@@ -1,6 +1,5 @@
-"""Options that several commands have: of runs, and of tables."""
+"""Options that several commands have: of runs, of models, and of tables."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +33,12 @@ Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Print a line for every round, and which backend trains.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")]
+SeedOfRun = Annotated[int | None, typer.Option("--seed", help="The seed of the run (default: the first).")]
+OwnModel = Annotated[
+    str | None, typer.Option("--model", metavar="MODULE:FUNCTION", help="Your own model, if the file cannot name it.")
+]
 
 
 def overrides_of(settings: list[str] | None, data_dir: Path | None, cluster: str | None = None) -> list[str]:
@@ -50,7 +55,7 @@ Drop = Annotated[list[str] | None, typer.Option("--drop", metavar="COLUMN", help
 Schema = Annotated[Path | None, typer.Option("--schema", metavar="FILE", help="A file that describes the columns.")]
 
 
-def first_given(options: Mapping[str, str | list[str] | Path | None]) -> tuple[str, str] | None:
+def first_given(**options: str | list[str] | Path | None) -> tuple[str, str] | None:
     """The first of these options that has a value, and the value."""
     for option, value in options.items():
         if value:

@@ -8,6 +8,7 @@ import numpy as np
 import typer
 
 from fedtilt.cli.console import Console, echo, escape, plural, print_warnings, text_table
+from fedtilt.cli.options import Force, OwnModel, SeedOfRun
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
 from fedtilt.runs.predictor import PredictedRows, load
@@ -29,7 +30,7 @@ def predict(
     client: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of a run folder: the client whose model predicts.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of a run folder: the seed (default: the first).")] = None,
+    seed: SeedOfRun = None,
     keep: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="Copy this column of the table; repeatable.")
     ] = None,
@@ -41,10 +42,8 @@ def predict(
         float | None,
         typer.Option(metavar="COVERAGE", help="Add sets that contain the truth with this probability, such as 0.9."),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Your own model, if the file cannot name it.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    model: OwnModel = None,
+    force: Force = False,
 ) -> None:
     """Predict on new rows: class names and probabilities, or numbers in the unit of the target.
 

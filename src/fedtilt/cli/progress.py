@@ -24,10 +24,7 @@ _LINES = 10  # of a piece of work, if not verbose
 class ProgressDisplay:
     """A bar that changes in place on a terminal, about ten lines elsewhere; only notices if quiet.
 
-    Args:
-        console: where to print
-        quiet: print only notices
-        verbose: print a line at every update, on a terminal too
+    If verbose, it prints a line at every update, on a terminal too.
     """
 
     def __init__(self, console: Console, *, quiet: bool = False, verbose: bool = False) -> None:
@@ -120,14 +117,7 @@ class ProgressDisplay:
 
 @contextmanager
 def show_progress(console: Console, *, seeds: int = 1, quiet: bool, verbose: bool) -> Iterator[Callback]:
-    """Show the progress of a run or a search on a console (standard error); Ctrl-C stops it after a round.
-
-    Args:
-        console: where to print
-        seeds: the number of seeds that train one after the other
-        quiet: print only notices
-        verbose: print a line for every round, and which backend trains
-    """
+    """Show the progress of a run or a search on a console (standard error); Ctrl-C stops it after a round."""
     display = ProgressDisplay(console, quiet=quiet, verbose=verbose)
     with handle_interrupt(console) as stop_requested:
         yield _RunProgress(display, seeds, verbose, stop_requested)

@@ -1,13 +1,12 @@
 """`fedtilt resume`: resume a run, with bit-identical results."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedtilt.cli.console import Console, print_lines
-from fedtilt.cli.options import AsJson, Log, Quiet, Verbose
+from fedtilt.cli.options import AsJson, Log, Quiet, RunFolder, Verbose
 from fedtilt.cli.run import print_run, train_and_print
 from fedtilt.cli.tune import print_tuning
 from fedtilt.errors import InputError
@@ -21,7 +20,7 @@ from fedtilt.tuning.tune import resume_tuning
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
+    folder: RunFolder,
     rounds: Annotated[
         int | None,
         typer.Option(min=1, help="Continue to this round, even beyond the end of the run (default: as planned)."),

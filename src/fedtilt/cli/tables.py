@@ -26,25 +26,24 @@ def comparison_table(run: Run, width: int) -> Group:
     metrics = overview_metrics(run)
     cells = comparison_cells(compare.comparison_table(run, "evaluated"), metrics)
     worst = {method: worst_texts(run, method) for method in run.methods} if compare.knows_chance(run) else {}
-    fails = ["fails most\nclient", f"\n{escape(run.group)}"] if worst else []
-    full = text_table(["method"], [*map(_title, metrics), *fails])
-    for method, row in cells.items():
-        full.add_row(escape(method), *_texts(row), *(text or "none" for text in worst.get(method, ())))
-    _add_baselines(full, run, metrics)
+
+    def build(count: int, worst_columns: Sequence[str] = ()) -> Table:
+        table = text_table(["method"], [*map(_title, metrics[:count]), *worst_columns])
+        for method, row in cells.items():
+            fails = [text or "none" for text in worst[method]] if worst_columns else []
+            table.add_row(escape(method), *_texts(row[:count]), *fails)
+        _add_baselines(table, run, metrics[:count])
+        return table
+
+    full = build(len(metrics), ["fails most\nclient", f"\n{escape(run.group)}"] if worst else ())
     if fits(full, width):
         return Group(full)
     lines = []
     for method, (client, group) in worst.items():
         failing = [f"client {client}"] * bool(client) + [f"{escape(run.group)} {group}"] * bool(group)
         lines.append(f"[bold]{escape(method)}[/] fails most: {', '.join(failing) or 'nowhere'}")
-    for count in range(len(metrics), 0, -1):
-        narrower = text_table(["method"], map(_title, metrics[:count]))
-        for method, row in cells.items():
-            narrower.add_row(escape(method), *_texts(row[:count]))
-        _add_baselines(narrower, run, metrics[:count])
-        if fits(narrower, width):
-            break
-    return Group(narrower, *lines, "")
+    narrower = (build(count) for count in range(len(metrics), 1, -1))
+    return Group(next((table for table in narrower if fits(table, width)), build(1)), *lines, "")
 
 
 def _add_baselines(table: Table, run: Run, metrics: Sequence[Metric]) -> None:

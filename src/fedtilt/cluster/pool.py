@@ -21,14 +21,8 @@ Work = TypeVar("Work")
 class WorkerPool:
     """Workers of one class, each with its share of a CPU or a GPU, spread over the nodes.
 
-    Args:
-        ray: the connected module
-        start: starts a worker with the given options of an actor and returns its handle; its method `ready` returns
-            the id of its node
-        resource: "CPU" or "GPU"
-        workers: how many; None: one for each CPU or GPU of the cluster
-        timeout: seconds to wait when there is no worker at all
-        notice: called with messages for the user
+    `start` starts a worker with the given options of an actor and returns its handle; its method `ready` returns the id
+    of its node. `workers` is None for one per CPU or GPU; `timeout` is in seconds, without any worker.
     """
 
     def __init__(

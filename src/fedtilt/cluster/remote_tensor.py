@@ -30,24 +30,16 @@ class ObjectStore(Protocol):
 
 
 class RemoteTensor(Tensor):
-    """A vector (P,) whose blocks are in an object store.
+    """A vector (P,) whose blocks are in an object store, on one node.
 
     It can be stored, passed on and copied without its values. Any other operation fetches them, and works on a copy in
     this process; one that would write into the vector raises.
-
-    Args:
-        store: where the blocks are
-        references: to the blocks, in order
-        size: P
-        device: where the values are fetched to
-        node: the id of the node that has the blocks
-        finite: whether all values are finite
     """
 
     store: ObjectStore
-    references: list[Any]
-    node: str
-    finite: bool
+    references: list[Any]  # to the blocks, in order
+    node: str  # the id of the node that has the blocks
+    finite: bool  # whether all values are
 
     @staticmethod
     def __new__(

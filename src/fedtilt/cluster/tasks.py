@@ -52,18 +52,23 @@ def run_tasks(
     Each has one GPU or CPU. An `InputError` of a task is raised when it comes. `notice` is called with messages of the
     tasks, which begin with the name of the task, and `on_progress` about every second.
     """
+    from ray.util.queue import Queue
+
     check_nodes(ray, set())
-    board = ray.remote(num_cpus=0)(_Board).remote()
+    news = Queue(actor_options={"num_cpus": 0})  # progress and messages of tasks, with their names
     options = {"num_cpus": 0, "num_gpus": 1} if gpu else {"num_cpus": 1}
     remote = ray.remote(max_retries=_RETRIES, scheduling_strategy="SPREAD", **options)(_run)
-    running = {remote.remote(name, task, board): name for name, task in tasks.items()}
+    running = {remote.remote(name, task, news): name for name, task in tasks.items()}
     results: dict[str, Any] = {}
+    progress: dict[str, TaskProgress] = {}
     try:
         while running:
             done, _ = ray.wait([*running], num_returns=len(running), timeout=_POLL_SECONDS)
-            progress, messages = ray.get(board.read.remote())
-            for message in messages:
-                notice(message)
+            for name, found in news.get_nowait_batch(news.qsize()):
+                if isinstance(found, TaskProgress):
+                    progress[name] = found
+                else:
+                    notice(f"{name}: {found}")
             for reference in done:
                 name = running.pop(reference)
                 try:
@@ -76,40 +81,22 @@ def run_tasks(
     finally:
         for reference in running:
             ray.cancel(reference, force=True)
-        ray.kill(board)
+        news.shutdown(force=True)
     return results
 
 
-class _Board:
-    """The actor that collects the progress and the messages of all tasks."""
-
-    def __init__(self) -> None:
-        self._progress: dict[str, TaskProgress] = {}
-        self._messages: list[str] = []
-
-    def report(self, name: str, progress: TaskProgress) -> None:
-        self._progress[name] = progress
-
-    def notice(self, name: str, text: str) -> None:
-        self._messages.append(f"{name}: {text}")
-
-    def read(self) -> tuple[dict[str, TaskProgress], list[str]]:
-        messages, self._messages = self._messages, []
-        return self._progress, messages
-
-
-def _run(name: str, task: Task, board: Any) -> Any:
+def _run(name: str, task: Task, news: Any) -> Any:
     """Run one task in a process of the cluster."""
     import ray
 
     node = ray.util.get_node_ip_address()
 
     def report(done: int, total: int, latest: str = "") -> None:
-        board.report.remote(name, TaskProgress(node, done, total, latest))
+        news.put((name, TaskProgress(node, done, total, latest)))
 
     report(0, 0)
     try:
-        return task(report, lambda text: board.notice.remote(name, text))
+        return task(report, lambda text: news.put((name, text)))
     except InputError as error:
         raise InputError(str(error)) from None  # a plain one: others cannot be sent
 

@@ -94,6 +94,12 @@ class Metrics:
             raise InputError(f"there is no {score} here, but {' and '.join(means)}")
         return means[score]
 
+    def in_words(self) -> str:
+        """Scores and fairness in one line."""
+        means = ", ".join(f"{SCORES[m.score].title} {SCORES[m.score].text(m.mean)}" for m in (self, *self.others))
+        mean, std = self.client_data_fairness
+        return f"{means}, client fairness {self.client_fairness:.2f}, client data fairness {mean:.2f} / {std:.2f}"
+
     def named(self) -> dict[str, float]:
         """The metrics of the main score under their names in tables and files."""
         mean, std = self.client_data_fairness

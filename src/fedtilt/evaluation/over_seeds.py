@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedtilt.evaluation.method_results import MethodResult
 from fedtilt.evaluation.metrics import GroupMetrics, Metrics
-from fedtilt.evaluation.results import MethodResult, Result
+from fedtilt.evaluation.results import Result
 
 
 class SeedValues(NamedTuple):

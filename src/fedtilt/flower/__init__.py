@@ -1,8 +1,8 @@
 """The same rounds on a real Flower federation: `plan` and `train` on the sites, `server_update` on the server.
 
 task      what the federation learns: a spec and, optionally, a model and a function that reads a site's data
-site      one client: trains, evaluates, stores its state and its report (`site_files`), reads its table (`site_table`)
-client    a Flower ClientApp around a site
+site      one client: trains, evaluates, stores its state and its report (`site_files`), reads its data (`site_data`)
+client    a Flower ClientApp around a site; checks what the server changes of the project that the operator has allowed
 strategy  a Flower Strategy for the clients of any Flower app: our rules and screening in place of Flower's average
 site_strategy
           a Strategy for our sites: selects them, checks every reply (`membership`), aggregates, counts rejections
@@ -11,8 +11,7 @@ server    a Flower ServerApp around `site_strategy`: sites with tables agree on 
           (`training_history`)
 
 `messages` and `evaluation` define everything that is sent, `message_fields` how it is encoded and checked.
-`server_settings` says what a server may change on a site. `flwr_internals` and `deploy/guarded` are the only files that
-use more of Flower than its public API.
+`flwr_internals` and `deploy/guarded` are the only files that use more of Flower than its public API.
 """
 
 from importlib.util import find_spec

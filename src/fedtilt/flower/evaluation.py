@@ -127,13 +127,7 @@ def decode_evaluation_reply(
 
 
 def decode_declared(reply: Message, samples: int, target: Target | None) -> Declared:
-    """What a reply declares; values that no test data can give are rejected.
-
-    Args:
-        reply: the reply to `evaluate`
-        samples: the site's test samples
-        target: what the targets are; None: classes
-    """
+    """What a reply declares; values that no test data with this number of samples can give are rejected."""
     record = reply.content.get(DECLARED_RECORD)
     if not isinstance(record, ConfigRecord):
         return Declared()
@@ -194,12 +188,6 @@ def combine_replies(
 
     If any site withholds its counts by class, all counts become totals (N, 1), and the spread over classes is the one
     that the sites computed.
-
-    Args:
-        replies: by site number
-        has_outliers: (N,) bool
-        personal: whether the method has personal models
-        classes: K
     """
     if not replies:
         raise InputError("no site has evaluated the models, so there is no result")

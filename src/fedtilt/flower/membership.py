@@ -1,8 +1,10 @@
 """Which node is which site, the replies of a round by site, and rejection counts by sender and reason."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from flwr.app import Message, MessageType
@@ -29,58 +31,56 @@ class MissingSitesError(InputError):
         self.sites = sorted(reasons)
 
 
+@dataclass
+class _Node:
+    """What is known of a connected node."""
+
+    identity: tuple[bytes, str]  # see `connected_nodes`
+    site: int | None = None  # that it has joined as
+    claimed: int | None = None  # the site that it says it is
+    problem: str = ""  # why it has not joined
+    refusals: int = 0  # of its replies to join requests
+    is_silent: bool = False  # it is asked without waiting for its reply
+    request: str | None = None  # the join request whose reply is not waited for
+    unanswered: Counter[str] = field(default_factory=Counter)  # by kind of request, in a row
+
+
 class Membership:
     """The sites that have joined, and rejection counts by sender and reason.
 
     A site is skipped while it does not reply: a request that it leaves unanswered costs the deadline of the round. It
     is asked to join once more, without waiting for its reply, and takes part again when that reply arrives.
-
-    Args:
-        sites: the number of sites of the federation
-        classes: the number of classes that a site must have to join
-        parts: the parts of the model that a site must have to join
-        policy: how long to wait for sites, and how many must join
-        site_keys: the site of each public key; a node with another key cannot join. None: a node may be any site
-        left_out: sites that cannot join, because they have left the federation
-        schema: the schema of the sites' tables, which a site's own must fit to join; None: the sites have no tables
-        personal_start: where personal models start; at "initial", all initial values of a site must be the server's
+    To join, a site must have these classes, parts of the model and, if personal models start at "initial", initial
+    values; its table must fit the schema, and its node must have its key.
     """
 
     def __init__(
         self, *, sites: int, classes: int, parts: Parts, policy: RoundPolicy, site_keys: SiteKeys | None = None,
         left_out: Sequence[int] = (), schema: Schema | None = None, personal_start: str = "last",
     ) -> None:  # fmt: skip
-        self._sites, self._classes, self._parts, self._policy = sites, classes, parts, policy
-        self._site_keys, self._schema, self._personal_start = site_keys, schema, personal_start
-        self._left_out = left_out
-        self._connected: dict[int, tuple[bytes, str]] = {}
-        self._site_of: dict[int, int] = {}  # node → site
-        self._not_joined: dict[int, tuple[int | None, str]] = {}  # node → the site it claims to be, and the reason
-        self._refusals: Counter[int] = Counter()  # by node
-        self._silent: set[int] = set()  # nodes that are asked without waiting for their reply
-        self._late_replies: dict[str, int] = {}  # message → silent node
-        self._unanswered: Counter[tuple[int, str]] = Counter()  # by (site, kind of request), in a row
+        self._sites, self._policy, self._site_keys, self._left_out = sites, policy, site_keys, left_out
+        self._decode = partial(
+            decode_join_reply, sites=sites, classes=classes, parts=parts, personal_start=personal_start
+        )
+        self._request = encode_join(schema)
+        self._nodes: dict[int, _Node] = {}
         self._dropped: set[int] = set()  # nodes whose reply to the last request was too large
-        self._rejections: Counter[tuple[str, str]] = Counter()  # by (sender, reason)
+        self._rejections: defaultdict[str, Counter[str]] = defaultdict(Counter)  # sender → reason → count
 
     # -- rejections --------------------------------------------------------------------------------------------------
 
     def reject(self, sender: str, reason: str) -> None:
         """Count a rejection."""
-        self._rejections[sender, reason] += 1
+        self._rejections[sender][reason] += 1
 
     def rejections(self) -> dict[str, dict[str, int]]:
         """Rejection counts by sender and reason."""
-        counts: dict[str, dict[str, int]] = {}
-        for (sender, reason), count in sorted(self._rejections.items()):
-            counts.setdefault(sender, {})[reason] = count
-        return counts
+        return {sender: dict(sorted(reasons.items())) for sender, reasons in sorted(self._rejections.items())}
 
     def add_rejections(self, counts: Mapping[str, Mapping[str, int]]) -> None:
         """Add the rejection counts of an earlier run."""
         for sender, reasons in counts.items():
-            for reason, count in reasons.items():
-                self._rejections[sender, reason] += count
+            self._rejections[sender].update(reasons)
 
     def drop_reply(self, node: int) -> None:
         """Note that a node sent a reply that is too large to be read."""
@@ -90,20 +90,21 @@ class Membership:
 
     def site_of(self, node: int) -> int | None:
         """The site of a node, or None if the node has not joined."""
-        return self._site_of.get(node)
+        return self._nodes[node].site if node in self._nodes else None
 
     def nodes(self) -> dict[int, int]:
         """The node of each site that has joined."""
-        return {site: node for node, site in self._site_of.items()}
+        return {node.site: number for number, node in self._nodes.items() if node.site is not None}
 
     def absence_reason(self, site: int) -> str:
         """Why a site has not joined, as far as it is known."""
-        for claimed, reason in self._not_joined.values():
-            if claimed == site:
-                return reason
-        for node, (claimed, reason) in self._not_joined.items():
-            if claimed is None:
-                return f"has not joined; node {node}, which does not give its site number, {reason}"
+        problems = {number: node for number, node in self._nodes.items() if node.problem}
+        for node in problems.values():
+            if node.claimed == site:
+                return node.problem
+        for number, node in problems.items():
+            if node.claimed is None:
+                return f"has not joined; node {number}, which does not give its site number, {node.problem}"
         return "is not connected"
 
     def wait_and_join(self, grid: Grid) -> None:
@@ -121,75 +122,62 @@ class Membership:
     def refresh(self, grid: Grid, *, timeout: float | None = None) -> None:
         """Ask new nodes to join; remove those that are gone, and forget what was known of those that reconnected.
 
-        Args:
-            grid: the connection to the nodes
-            timeout: seconds to wait for replies; None: `policy.wait`
+        It waits for replies for `timeout` seconds; None: `policy.wait`.
         """
-        connected = connected_nodes(grid)
-        for node in [node for node, known in self._connected.items() if connected.get(node) != known]:
-            self._forget(node)
-        self._connected = connected
-        if self._late_replies:
-            replies = list(grid.pull_messages(list(self._late_replies)))
-            for reply in replies:
-                self._late_replies.pop(reply.metadata.reply_to_message_id, None)
+        known, self._nodes = self._nodes, {}
+        for number, identity in sorted(connected_nodes(grid).items()):
+            node = known.get(number)
+            self._nodes[number] = node if node is not None and node.identity == identity else _Node(identity)
+        self._admit_late(grid)
+        new = {n: node for n, node in self._nodes.items() if node.site is None and node.refusals < _MAX_REFUSALS}
+        now = {n: node for n, node in new.items() if not node.is_silent}
+        if later := {n: node for n, node in new.items() if node.is_silent and node.request is None}:
+            for node, message in zip(later.values(), grid.push_messages(self._requests(later)), strict=False):
+                node.request = message or None  # without an id, it could not be sent
+        if now:
+            for node in now.values():
+                node.is_silent, node.claimed, node.problem = True, None, "did not reply to the join request"
+            self.admit(grid.send_and_receive(self._requests(now), timeout=timeout or self._policy.wait))
+
+    def _requests(self, nodes: Iterable[int]) -> list[Message]:
+        return [Message(self._request, dst_node_id=node, message_type=MessageType.QUERY) for node in nodes]
+
+    def _admit_late(self, grid: Grid) -> None:
+        """Admit silent nodes that have replied by now."""
+        if requests := [node.request for node in self._nodes.values() if node.request is not None]:
+            replies = list(grid.pull_messages(requests))
+            answered = {reply.metadata.reply_to_message_id for reply in replies}
+            for node in self._nodes.values():
+                node.request = None if node.request in answered else node.request
             self.admit(replies)
-        new = [n for n in sorted(connected) if n not in self._site_of and self._refusals[n] < _MAX_REFUSALS]
-        if later := [n for n in new if n in self._silent and n not in self._late_replies.values()]:
-            messages = grid.push_messages(self._join_requests(later))  # no id for a message that could not be sent
-            self._late_replies |= {message: node for message, node in zip(messages, later, strict=False) if message}
-        if now := [n for n in new if n not in self._silent]:
-            self._not_joined |= dict.fromkeys(now, (None, "did not reply to the join request"))
-            self._silent.update(now)
-            self.admit(grid.send_and_receive(self._join_requests(now), timeout=timeout or self._policy.wait))
-
-    def _join_requests(self, nodes: Sequence[int]) -> list[Message]:
-        content = encode_join(self._schema)
-        return [Message(content, dst_node_id=node, message_type=MessageType.QUERY) for node in nodes]
-
-    def _forget(self, node: int) -> None:
-        site = self._site_of.pop(node, None)
-        claimed, _ = self._not_joined.pop(node, (None, ""))
-        for key in [key for key in self._unanswered if key[0] in (site, claimed)]:
-            del self._unanswered[key]
-        self._refusals.pop(node, None)
-        self._silent.discard(node)
-        self._late_replies = {message: n for message, n in self._late_replies.items() if n != node}
 
     def admit(self, replies: Iterable[Message]) -> None:
         """Admit the nodes whose replies match; if two new nodes claim the same site, admit neither."""
         claims: dict[int, list[int]] = {}  # site → nodes
         for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
             node = reply.metadata.src_node_id
-            self._silent.discard(node)
             try:
-                site = decode_join_reply(
-                    reply, sites=self._sites, classes=self._classes, parts=self._parts,
-                    personal_start=self._personal_start,
-                )  # fmt: skip
-                check_key(self._site_keys, self._connected.get(node), site)
-                if site in self._left_out:
-                    raise RejectedReply("has left the federation (clients.leave_out)")
+                site = self._decode(reply)
+                known = self._nodes.setdefault(node, _Node((b"", "")))  # it may have disconnected since
+                check_member(site, known.identity, self._site_keys, self._left_out)
             except RejectedReply as reason:
-                self._reject(node, claimed_site(reply, self._sites), str(reason))
+                self._refuse(node, claimed_site(reply, self._sites), str(reason))
                 continue
             claims.setdefault(site, []).append(node)
-        taken = set(self._site_of.values())
+        taken = self.nodes()
         for site, nodes in claims.items():
-            if site in taken or len(nodes) > 1:
-                for node in nodes:
-                    self._reject(node, site, f"another node is site {site}")
-                    self._not_joined[node] = site, "cannot join: more than one node claims to be this site"
-            else:
-                self._not_joined.pop(nodes[0], None)
-                self._refusals.pop(nodes[0], None)
-                self._site_of[nodes[0]] = site
+            for node in nodes:
+                if site in taken or len(nodes) > 1:
+                    self._refuse(node, site, f"another node is site {site}")
+                    self._nodes[node].problem = "cannot join: more than one node claims to be this site"
+                else:
+                    self._nodes[node] = replace(self._nodes[node], site=site, problem="", refusals=0, is_silent=False)
 
-    def _reject(self, node: int, site: int | None, reason: str) -> None:
+    def _refuse(self, node: int, site: int | None, reason: str) -> None:
         self.reject(f"node {node}", f"cannot join: {reason}")
-        self._refusals[node] += 1
-        if node in self._not_joined or site is not None:  # not the SuperLink, which replies for a node that is gone
-            self._not_joined[node] = site, f"cannot join: {reason}"
+        if (known := self._nodes.get(node)) is not None:  # otherwise the SuperLink replies for one that is gone
+            known.refusals, known.is_silent = known.refusals + 1, False
+            known.claimed, known.problem = site, f"cannot join: {reason}"
 
     # -- the replies of a round --------------------------------------------------------------------------------------
 
@@ -199,12 +187,8 @@ class Membership:
     ) -> tuple[dict[int, Decoded], dict[int, str], dict[int, str]]:  # fmt: skip
         """By site: decoded replies, reasons for rejection, and why there is no reply; all but the first are counted.
 
-        Args:
-            kind: of the requests: train or evaluate
-            selected: the sites that take part in the round
-            requested: those that were asked
-            replies: what has arrived; a site that replies twice is rejected
-            decode: decodes one reply, or raises `RejectedReply`
+        `requested` are those of the selected sites that were asked to `kind`: train or evaluate. `decode` returns a
+        value, or raises `RejectedReply`; a site that replies twice is rejected.
         """
         by_site: dict[int, list[Message]] = {}
         for reply in replies:
@@ -241,29 +225,33 @@ class Membership:
 
         They are counted by kind: a site that trains and never evaluates is silent too.
         """
-        nodes = self.nodes()
+        joined = self.nodes()
         self._dropped.clear()
         for site in requested:
-            if site in replied:
-                del self._unanswered[site, kind]
+            if site not in joined:
                 continue
-            self._unanswered[site, kind] += 1
-            rounds = self._unanswered[site, kind]
-            if rounds >= self._policy.max_silent_rounds and site in nodes:
-                del self._site_of[nodes[site]]
-                self._silent.add(nodes[site])
-                self._not_joined[nodes[site]] = site, f"is skipped until it replies: it was silent in {rounds} rounds"
+            node = self._nodes[joined[site]]
+            node.unanswered[kind] = 0 if site in replied else node.unanswered[kind] + 1
+            if node.unanswered[kind] >= self._policy.max_silent_rounds:
+                node.site, node.claimed, node.is_silent = None, site, True
+                node.problem = f"is skipped until it replies: it was silent in {node.unanswered[kind]} rounds"
 
 
-def check_key(site_keys: SiteKeys | None, node: tuple[bytes, str] | None, site: int) -> None:
-    """Reject a node that claims to be a site whose key it does not have; without keys, a node may be any site."""
-    if site_keys is None:
-        return
-    owner = None if node is None else site_keys.get(node[0])
-    if owner is None:
-        raise RejectedReply("its key belongs to no site; register it with fedtilt deploy register")
-    if owner != site:
-        raise RejectedReply(f"it claims to be site {site}, and its key is that of site {owner}")
+def check_member(
+    site: int, node: tuple[bytes, str] | None, site_keys: SiteKeys | None, left_out: Collection[int]
+) -> None:
+    """Reject a node that claims to be a site whose key it does not have, or that has left the federation.
+
+    Without keys, a node may be any site.
+    """
+    if site_keys is not None:
+        owner = None if node is None else site_keys.get(node[0])
+        if owner is None:
+            raise RejectedReply("its key belongs to no site; register it with fedtilt deploy register")
+        if owner != site:
+            raise RejectedReply(f"it claims to be site {site}, and its key is that of site {owner}")
+    if site in left_out:
+        raise RejectedReply("has left the federation (clients.leave_out)")
 
 
 def wait_for_nodes(grid: Grid, count: int, seconds: float) -> None:

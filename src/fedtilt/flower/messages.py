@@ -18,7 +18,7 @@ import math
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flwr.app import ConfigRecord, ConfigRecordValues, Error, Message, MetricRecord, RecordDict
 from torch import Tensor
@@ -76,10 +76,7 @@ def encode_instruction(
     schema: Schema | None, tensors: Shapes = _NO_TENSORS,
 ) -> RecordDict:  # fmt: skip
     """The content of a request to train or to evaluate, with these tensors of the server's state."""
-    values = {**config, "history": history.id, **_schema_config(schema)}
-    if history.earlier:
-        ids, rounds = zip(*history.earlier, strict=True)
-        values |= {"earlier-histories": list(ids), "earlier-rounds": list(rounds)}
+    values = {**config, "history": encode_json(history.to_json()), **_schema_config(schema)}
     content = RecordDict({_ARRAYS_RECORD: encode_model(parts, server), _CONFIG_RECORD: ConfigRecord(values)})
     if tensors:
         content[_TENSORS_RECORD] = encode_tensors({name: server[name] for name in tensors})
@@ -91,15 +88,11 @@ def decode_instruction(message: Message, parts: Parts, tensors: Shapes = _NO_TEN
     content, config = message.content, message.content.config_records[_CONFIG_RECORD]
     round = _check_int(config["round"])
     base_round = _check_int(config.get("base-round", round))
-    ids, rounds = _list(config.get("earlier-histories")), map(_check_int, _list(config.get("earlier-rounds")))
-    history = TrainingHistory(str(config["history"]), tuple(zip(map(str, ids), rounds, strict=True)))
-    keep = tuple(map(_check_int, _list(config.get("keep"))))
+    history = TrainingHistory.from_json(decode_json(config["history"]))
+    kept = config.get("keep", [])
+    keep = tuple(map(_check_int, kept if isinstance(kept, list) else [kept]))
     model = decode_model(content.get(_ARRAYS_RECORD), parts)
     return Instruction(model | decode_tensors(content.get(_TENSORS_RECORD), tensors), round, base_round, history, keep)
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _check_int(value: object) -> int:

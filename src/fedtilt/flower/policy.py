@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Self
 
+from fedtilt.config.setting_fields import check_value, setting
 from fedtilt.errors import InputError
 
 
@@ -12,52 +13,34 @@ from fedtilt.errors import InputError
 class RoundPolicy:
     """Quorum, deadlines and limits.
 
-    Args:
-        quorum: the share of a round's selected sites whose models must arrive and be valid
-        join_quorum: the share of all sites that must join before a run starts or resumes
-        deadline: seconds a site has for a round's training, or for its evaluation
-        wait: seconds to wait at the start until all sites are connected
-        max_samples: a reply that claims more samples is rejected
-        max_silent_rounds: a site that is silent in this number of rounds in a row is skipped until it replies again
-        kept_rounds: how many good rounds are kept to go back to, beside the last two rounds
-
     >>> RoundPolicy(quorum=0.5).required_models(3)
     2
     """
 
-    quorum: float = 0.5
-    join_quorum: float = 0.0
-    deadline: float = 600.0
-    wait: float = 60.0
-    max_samples: int = 10_000_000
-    max_silent_rounds: int = 2
-    kept_rounds: int = 3
+    quorum: float = setting(0.5, "the share of a round's selected sites whose models must arrive and be valid",
+                            gt=0, le=1)  # fmt: skip
+    join_quorum: float = setting(0.0, "the share of all sites that must join before a run starts or resumes",
+                                 ge=0, le=1)  # fmt: skip
+    deadline: float = setting(600.0, "seconds a site has for a round's training, or for its evaluation", gt=0)
+    wait: float = setting(60.0, "seconds to wait at the start until all sites are connected", gt=0)
+    max_samples: int = setting(10_000_000, "a reply that claims more samples is rejected", ge=1)
+    max_silent_rounds: int = setting(
+        2, "a site that is silent in this number of rounds in a row is skipped until it replies again", ge=1
+    )
+    kept_rounds: int = setting(3, "how many good rounds are kept to go back to, beside the last two rounds", ge=1)
 
     def __post_init__(self) -> None:
-        if not 0 < self.quorum <= 1:
-            raise InputError(f"quorum must be in (0, 1], got {self.quorum!r}")
-        if not 0 <= self.join_quorum <= 1:
-            raise InputError(f"join-quorum must be in [0, 1], got {self.join_quorum!r}")
-        for key in ("deadline", "wait"):
-            if not 0 < getattr(self, key) < math.inf:
-                raise InputError(f"{key} must be a number of seconds > 0, got {getattr(self, key)!r}")
-        for key in ("max_samples", "max_silent_rounds", "kept_rounds"):
-            if getattr(self, key) < 1:
-                raise InputError(f"{key.replace('_', '-')} must be ≥ 1, got {getattr(self, key)!r}")
+        for each in fields(self):
+            try:
+                object.__setattr__(self, each.name, check_value(each, getattr(self, each.name)))
+            except InputError as error:
+                raise InputError(str(error).replace(each.name, _key(each.name))) from None
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Self:
         """The policy in a Flower run configuration; a missing key takes its default."""
-        values = {}
-        for field in fields(cls):
-            key = field.name.replace("_", "-")
-            value = config.get(key)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise InputError(f"{key} must be a number, got {value!r}")
-            values[field.name] = int(value) if field.type is int else float(value)
-        return cls(**values)  # type: ignore[arg-type]
+        values = {each.name: config.get(_key(each.name)) for each in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if value is not None})  # type: ignore[arg-type]
 
     def required_models(self, selected: int) -> int:
         """How many valid models a round of `selected` sites needs."""
@@ -66,3 +49,7 @@ class RoundPolicy:
     def required_to_join(self, sites: int) -> int:
         """How many of all sites must join."""
         return math.ceil(self.join_quorum * sites - 1e-9)
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "-")

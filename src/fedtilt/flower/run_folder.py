@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from fedtilt.data.groups import CLASS, in_words
 from fedtilt.engine.client_states import FederationState
 from fedtilt.errors import InputError
+from fedtilt.evaluation.method_results import MethodResult
 from fedtilt.evaluation.metrics import Counts, GroupCounts
 from fedtilt.evaluation.over_seeds import over_seeds
-from fedtilt.evaluation.results import MethodResult, Result
+from fedtilt.evaluation.results import Result
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import private_files, private_folder, read_json, write_json, write_toml
 from fedtilt.flower.evaluation import Declared
@@ -259,16 +260,7 @@ class ServerRunFolder:
 def task_fingerprint(
     task: ResolvedTask, data: str, sites: int, class_names: Sequence[str], model: nn.Module, parts: Parts
 ) -> dict[str, Any]:
-    """The part of a fingerprint that the server and the sites have in common.
-
-    Args:
-        task: the task
-        data: the name of the data set
-        sites: how many there are
-        class_names: of the classes, or of the ranges of the target
-        model: the initial model
-        parts: its parts
-    """
+    """The part of a fingerprint that the server and the sites have in common; `data` is the name of the data set."""
     return {
         "runner": "flower",
         **recorded_settings([task.method], task.settings),

@@ -14,7 +14,7 @@ from fedtilt.data.tables.summary import SiteSummary
 from fedtilt.errors import InputError
 from fedtilt.files import first_difference, read_json
 from fedtilt.flower.flwr_internals import limit_reply_size
-from fedtilt.flower.membership import MissingSitesError, SiteKeys, check_key, connected_nodes, wait_for_nodes
+from fedtilt.flower.membership import MissingSitesError, SiteKeys, check_member, connected_nodes, wait_for_nodes
 from fedtilt.flower.message_fields import MAX_TEXT, RejectedReply
 from fedtilt.flower.messages import SUMMARY_REQUEST, claimed_site, decode_summary_reply
 from fedtilt.flower.policy import RoundPolicy
@@ -78,9 +78,7 @@ def _ask(
         node = reply.metadata.src_node_id
         try:
             site, summary = decode_summary_reply(reply, sites=sites, max_samples=policy.max_samples)
-            check_key(site_keys, connected.get(node), site)
-            if site in left_out:
-                raise RejectedReply("has left the federation (clients.leave_out)")
+            check_member(site, connected.get(node), site_keys, left_out)
         except RejectedReply as reason:
             claimed = claimed_site(reply, sites)
             if claimed is None:

@@ -5,15 +5,13 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedtilt.auditing.collect import ClientRound, Collector
-from fedtilt.data import Federation, Schema
+from fedtilt.data import Schema
 from fedtilt.data.tables.schema import MIN_COUNT
 from fedtilt.devices import pick_device
 from fedtilt.engine.client import ClientUpdate, finish, plan
@@ -34,12 +32,13 @@ from fedtilt.files import private_files, private_folder, write_json, write_tenso
 from fedtilt.flower.evaluation import Declared, EvaluationReply, class_spreads
 from fedtilt.flower.messages import Instruction
 from fedtilt.flower.run_folder import task_fingerprint
+from fedtilt.flower.site_data import is_on, site_federation, site_number
 from fedtilt.flower.site_files import DamagedState, SiteState, SiteStates, write_report, write_suspects
-from fedtilt.flower.task import NodeConfig, ResolvedTask, Task, site_number, yes_or_no
+from fedtilt.flower.task import NodeConfig, Task
 from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.locks import locked
 from fedtilt.models import recipe
-from fedtilt.parts import Parts, Tensors, constants_of
+from fedtilt.parts import Tensors, constants_of
 from fedtilt.storage.evaluations import write_counts
 from fedtilt.storage.predictions import write_predictions
 from fedtilt.storage.run_folder import RunFolder, model_description
@@ -59,70 +58,51 @@ DECLARES = {  # of `declare-…` in --node-config: the default, and what the ser
 }
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Site:
-    """Everything a site needs to reply to one message."""
+    """Everything a site needs to reply to one message, by its `--node-config` and the schema that the server sends."""
 
-    number: int
-    task: ResolvedTask
-    federation: Federation  # the rows of all other sites are empty
-    model: nn.Module
-    parts: Parts
-    folder: Path  # of its states and its report
-    declares: Mapping[str, bool]  # what the server receives: counts by class, sums by group, metrics, scores, suspects
-    schema: Schema | None  # of the sites' tables, if they have tables
-    recipe: Mapping[str, Any] | None  # name and arguments to build the model again
-
-    @classmethod
-    def open(
-        cls, task: Task, run_config: NodeConfig, node_config: NodeConfig, schema: Schema | None = None
-    ) -> "Site":  # fmt: skip
-        """The site that a SuperNode's `--node-config` describes, with the schema that the server sends."""
-        number = site_number(node_config)
+    def __init__(
+        self, task: Task, run_config: NodeConfig, node_config: NodeConfig, schema: Schema | None = None
+    ) -> None:
+        self.task, self._schema = task.resolve(run_config), schema
+        spec, method = self.task.spec, self.task.method
+        self.federation = site_federation(task, spec, node_config, schema)  # the rows of all other sites are empty
+        self.number = site_number(node_config)
         state_dir = node_config.get("state-dir")
         if not isinstance(state_dir, str) or not state_dir:
             raise InputError(
                 f"--node-config needs state-dir, a folder for the site's state, such as its personal model; "
                 f"got {state_dir!r}"
             )
-        declares = {key: yes_or_no(node_config, f"declare-{key}", entry[0]) for key, entry in DECLARES.items()}
-        resolved = task.resolve(run_config)
-        spec = resolved.spec
-        federation = task.site_federation(resolved, number, node_config, schema)
-        checked_on = dataclasses.replace(federation, train_index=[federation.train_index[number]])
-        model, parts = initial_model(checked_on, task.model_source(resolved), resolved.settings)
-        return cls(
-            number=number,
-            task=resolved,
-            federation=federation,
-            model=model,
-            parts=parts.keeping(resolved.method.local_names),
-            folder=Path(state_dir) / spec.name / resolved.method.name / f"seed-{spec.seed}" / f"site-{number:05d}",
-            declares=declares,
-            schema=schema,
-            recipe=recipe(task.model_source(resolved), federation.input_shape, federation.outputs),
-        )
+        site = f"site-{self.number:05d}"
+        self._folder = Path(state_dir) / spec.name / method.name / f"seed-{spec.seed}" / site  # its states and report
+        self.declares = {key: is_on(node_config, f"declare-{key}", entry[0]) for key, entry in DECLARES.items()}
+        checked_on = dataclasses.replace(self.federation, train_index=[self.federation.train_index[self.number]])
+        source = task.model_source(self.task)
+        self._model, parts = initial_model(checked_on, source, self.task.settings)
+        self.parts = parts.keeping(method.local_names)
+        self._recipe = recipe(source, self.federation.input_shape, self.federation.outputs)
 
     @property
     def messages(self) -> Messages:
         """What travels beside the model."""
-        return messages_of(self.task.method, self.parts, self.federation.clients, self.model)
+        return messages_of(self.task.method, self.parts, self.federation.clients, self._model)
 
     @contextmanager
     def _states(self, history: TrainingHistory) -> Iterator[SiteStates]:
         """The states of the site, locked for this process; only the owner can read what is written."""
-        with private_files(), locked(private_folder(self.folder)):
-            if self.schema is not None:
+        with private_files(), locked(private_folder(self._folder)):
+            if self._schema is not None:
                 # to use the personal model: ft.data.transform(like=…)
-                write_json(self.folder / "schema.json", self.schema.to_json())
-            yield SiteStates(self.folder, history)
+                write_json(self._folder / "schema.json", self._schema.to_json())
+            yield SiteStates(self._folder, history)
 
     def _read(self, stored: SiteState | None) -> tuple[dict[str, Tensor], str | None]:
         """The tensors of a state, and why the site starts again with nothing if they are damaged."""
         if stored is None:
             return {}, None
         try:
-            return stored.read(client_state_like(self.task.method, self.parts, self.model)), None
+            return stored.read(client_state_like(self.task.method, self.parts, self._model)), None
         except DamagedState as damage:
             _log.warning("%s", damage)
             return {}, str(damage)
@@ -136,17 +116,17 @@ class Site:
             before, _ = self._read(states.current(instruction.base_round))
             group = self.federation.group
             jobs = plan(
-                method, received, before, parts=parts, settings=settings, round=round, group=group, net=self.model
+                method, received, before, parts=parts, settings=settings, round=round, group=group, net=self._model
             )
             trained = self._train(jobs, device, round)
             update, state = finish(
                 method, jobs, trained, before, parts=parts, settings=settings,
                 rows=len(self.federation.train_index[self.number]), samples=self.federation.train_size(self.number),
-                net=self.model,
+                net=self._model,
             )  # fmt: skip
             if settings.audit:
                 state |= self._collect(jobs, trained, before, round)
-                suspects = write_suspects(self.folder, self.federation, self.number, method.name, state)
+                suspects = write_suspects(self._folder, self.federation, self.number, method.name, state)
                 if self.declares["suspects"]:
                     update = update._replace(declared={**update.declared, "suspects": float(suspects)})
             if state:
@@ -159,9 +139,9 @@ class Site:
         sample = self.federation.sample(self.number)
         is_weighted = self.federation.dataset.weight_train is not None
         backend = choose_backend(
-            self.model, all_jobs, device.type, settings.backend, sample, settings.precision, is_weighted
+            self._model, all_jobs, device.type, settings.backend, sample, settings.precision, is_weighted
         )
-        training = ClientTraining(self.federation, self.model.to(device), backend.name, BatchSettings.of(settings))
+        training = ClientTraining(self.federation, self._model.to(device), backend.name, BatchSettings.of(settings))
         executor = InProcessExecutor(training, device, settings.precision)
         try:
             ((_, results),) = executor.train(round, {self.number: all_jobs})
@@ -188,7 +168,7 @@ class Site:
             _log.warning("the site has other samples than before: its audit starts again")
             before = {}
         client = ClientRound({name: jobs}, {name: trained}, {name: before}, x, y, groups)
-        (sums,) = Collector(self.model, self.parts).collect([client])
+        (sums,) = Collector(self._model, self.parts).collect([client])
         return sums[name]
 
     def evaluate(self, instruction: Instruction) -> EvaluationReply:
@@ -201,7 +181,7 @@ class Site:
             if stored is not None and kept:
                 client_states.put((method.name, self.number), stored.round, kept)
             by = self.federation.label_group
-            evaluator = Evaluator(self.federation, self.model.to(device), self.parts, device, by=by)
+            evaluator = Evaluator(self.federation, self._model.to(device), self.parts, device, by=by)
             server = {name: tensor.to(device) for name, tensor in instruction.received.items()}
             state = FederationState(round, {method.name: server}, client_states)
             counts = evaluator.all_counts([method], state)[method.name]
@@ -211,39 +191,39 @@ class Site:
             predictions = self._predictions(evaluator, state)
             reply = EvaluationReply(shared, personal, total, spreads, self._declared(counts, predictions))
             write_report(
-                self.folder, round, self.federation.class_names, reply, instruction.history,
+                self._folder, round, self.federation.class_names, reply, instruction.history,
                 kept=list(kept), file=stored.path if stored is not None and kept else None, damage=damage,
             )  # fmt: skip
             self._write_run(round, instruction.received, counts, evaluator.total)
             if predictions is not None and predictions.scores is not None:
-                write_predictions(self.folder, round, {method.name: predictions})
+                write_predictions(self._folder, round, {method.name: predictions})
         return reply
 
     def _write_run(self, round: int, received: Tensors, counts: Counts, total: Tensor) -> None:
         """Write what `fedtilt export` needs of the site's model, as in the folder of a simulated run."""
         method, data, own = self.task.method, self.federation.dataset, slice(self.number, self.number + 1)
         names, has_outliers = self.federation.class_names, self.federation.has_outliers[own]
-        fingerprint = task_fingerprint(self.task, data.name, self.federation.clients, names, self.model, self.parts)
-        write_json(self.folder / "fingerprint.json", fingerprint)
-        RunFolder(self.folder).describe(
+        fingerprint = task_fingerprint(self.task, data.name, self.federation.clients, names, self._model, self.parts)
+        write_json(self._folder / "fingerprint.json", fingerprint)
+        RunFolder(self._folder).describe(
             clients=[self.federation.client_names[self.number]],
             classes=names,
             group=self.federation.label_group,
             has_outliers=has_outliers.nonzero()[:, 0].tolist(),
-            constants=constants_of(self.model, self.parts),
+            constants=constants_of(self._model, self.parts),
             model=model_description(
-                self.recipe, data.input_shape, names, target=data.target, schema=data.schema, image=data.image
+                self._recipe, data.input_shape, names, target=data.target, schema=data.schema, image=data.image
             ),
         )
         if not method.has_personal:  # the site uses the shared model, with parts of its own
-            write_tensors(self.folder / "shared.safetensors", received)
-        evaluation = self.folder / "evaluation.json"
+            write_tensors(self._folder / "shared.safetensors", received)
+        evaluation = self._folder / "evaluation.json"
         evaluation.unlink(missing_ok=True)
         if total[own].any():
             of_site = counts.of_clients(own)
             groups = {self.federation.label_group: names} | group_names(self.federation)  # in the order of the counts
             summary = round_metrics(of_site, total[own], has_outliers, groups)
-            write_counts(self.folder / "counts.safetensors", {method.name: of_site}, total[own])
+            write_counts(self._folder / "counts.safetensors", {method.name: of_site}, total[own])
             write_json(evaluation, summary.to_json())
 
     def _predictions(self, evaluator: Evaluator, state: FederationState) -> Predictions | None:
@@ -254,7 +234,7 @@ class Site:
         scores = None
         if self._has_validation:
             device = pick_device(self.task.settings.device)
-            validation = Evaluator(federation, self.model, self.parts, device, "validation")
+            validation = Evaluator(federation, self._model, self.parts, device, "validation")
             every = scores_of(federation, validation.predictions(method, state))
             scores = dataclasses.replace(every, validation=every.validation[own], labels=federation.class_counts()[own])
         (found,) = predictions_of(federation, {"": evaluator.predictions(method, state)}).values()

@@ -131,15 +131,8 @@ def write_report(
 ) -> None:  # fmt: skip
     """Write report.json and report.txt of one round: scores of the site's models by class or range of the target.
 
-    Args:
-        folder: where to write them
-        round: the evaluated round
-        class_names: K names of classes, or of ranges of the target
-        reply: the sums of all K
-        history: its id tells the reports of different runs apart
-        kept: names of the tensors in the site's state, such as "personal"
-        file: the file they are in, or None if there is none
-        damage: why the site starts again without its state
+    `kept` are the names of the tensors in the site's state, such as "personal", in `file`; `damage` is why the site
+    starts again without its state. The id of the history tells the reports of different runs apart.
     """
     score = scores_of(reply.shared)[0]
     group = {"accuracy": "class", "mae": "range"}.get(score.name, "samples of")

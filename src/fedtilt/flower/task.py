@@ -1,7 +1,7 @@
-"""What a federation learns, the same on the server and on every site, and the federation as one site sees it."""
+"""What a federation learns, the same on the server and on every site."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,18 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedtilt.data import Dataset, Federation, Outliers, Schema
+from fedtilt.data import Dataset, Schema
 from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Shape
 from fedtilt.data.naming import client_number
-from fedtilt.data.partition import split_validation
 from fedtilt.data.tables.reader import Source
-from fedtilt.data.tables.summary import SiteSummary
 from fedtilt.data.targets import NumericTarget, Target
 from fedtilt.engine.initial_model import build_initial_model
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
-from fedtilt.flower.site_table import site_dataset, site_summary
 from fedtilt.methods import Method, check_levels
 from fedtilt.methods.aggregators import FLTrust
 from fedtilt.methods.weightings import BySamples
@@ -128,7 +125,8 @@ class Task:
             raise InputError("a task with a data function needs input_shape and class_names, or target, as well")
 
     @property
-    def _has_own_data(self) -> bool:
+    def has_own_data(self) -> bool:
+        """Whether the sites read data of their own."""
         return self.table is not None or self.data is not None
 
     def resolve(self, config: Mapping[str, object]) -> ResolvedTask:
@@ -151,12 +149,12 @@ class Task:
                 f"clients.partition = {spec.clients.partition!r} has no effect on sites with tables of their own; "
                 "remove it"
             )
-        if self._has_own_data and spec.outliers.kind != "none":
+        if self.has_own_data and spec.outliers.kind != "none":
             raise InputError(
                 f"outliers.kind = {spec.outliers.kind!r} would corrupt real data; remove [outliers] from the spec"
             )
         for key in ("exclude", "relabel"):
-            if self._has_own_data and getattr(spec.data, key) is not None:
+            if self.has_own_data and getattr(spec.data, key) is not None:
                 raise InputError(
                     f"data.{key} = {getattr(spec.data, key)!r} has no effect on sites with data of their own; remove "
                     "it, and change the data on the site"
@@ -196,7 +194,7 @@ class Task:
     def federation_info(self, resolved: ResolvedTask, schema: Schema | None = None) -> FederationInfo:
         """What the server knows about the sites; with a table function, by the schema that they agree on."""
         source, sites = self.model_source(resolved), resolved.spec.clients.count
-        if not self._has_own_data:
+        if not self.has_own_data:
             federation = federation_of(resolved.spec, resolved.spec.seed)
             return FederationInfo(
                 input_shape=federation.input_shape,
@@ -237,152 +235,8 @@ class Task:
         net, parts = build_initial_model(self.model_source(resolved), info.input_shape, info.outputs, resolved.settings)
         return net, parts.keeping(resolved.method.local_names)
 
-    def site_summary(self, resolved: ResolvedTask, number: int, node_config: NodeConfig) -> SiteSummary:
-        """What a site sends of its table before the sites agree on a schema."""
-        if self.table is None:
-            raise InputError("the server asks for the summary of a table, and this site's task has no table function")
-        check_site_number(number, resolved.spec.clients.count)
-        shared = yes_or_no(node_config, "share-summary")
-        return site_summary(resolved.spec, self._source(node_config), number, shared=shared)
-
-    def site_federation(
-        self, resolved: ResolvedTask, number: int, node_config: NodeConfig, schema: Schema | None = None
-    ) -> Federation:
-        """The federation as one site sees it: the rows of all other sites are empty."""
-        if not self._has_own_data:
-            federation = federation_of(resolved.spec, resolved.spec.seed)
-            check_site_number(number, federation.clients)
-            return only_site(federation, number)
-        check_site_number(number, resolved.spec.clients.count)
-        if self.table is None:
-            return single_site_federation(self._own_data(node_config), number, resolved.spec)
-        if schema is None:
-            raise InputError("the server sent no schema, and this site's task has a table function; give both one task")
-        shared = yes_or_no(node_config, "share-summary")
-        data = site_dataset(resolved.spec, self._source(node_config), number, schema, shared=shared)
-        return single_site_federation(data, number, resolved.spec)
-
-    def _source(self, node_config: NodeConfig) -> Source:
-        assert self.table is not None
-        source = self.table(node_config)
-        if source is None:
-            raise InputError(
-                'the table function returned None; give the SuperNode its table: data="/path/to/table.csv" in '
-                "--node-config"
-            )
-        return source
-
-    def _own_data(self, node_config: NodeConfig) -> Dataset:
-        """What the data function returns, with its classes in the order of the task."""
-        assert self.data is not None
-        data = self.data(node_config)
-        if not isinstance(data, Dataset):
-            raise InputError(f"the data function must return a fedtilt.data.Dataset, got {type(data).__name__}")
-        if data.schema is not None:
-            raise InputError(
-                "the data function returns a table, whose columns other sites may have in another order; give the task "
-                "a table function instead, and the sites agree on a schema"
-            )
-        if isinstance(data.target, NumericTarget):
-            raise InputError(
-                "the data function returns numbers as targets, whose scale the sites must agree on; give the task a "
-                "table function instead"
-            )
-        if data.target != self.target:
-            raise InputError(
-                f"the data function returns a data set with target = {data.target}, and the task has {self.target}; "
-                "give both the same"
-            )
-        shape = self.input_shape if isinstance(self.input_shape, dict) else tuple(self.input_shape)
-        classes = data.classes if self.target is not None else len(self.class_names)
-        if data.input_shape != shape or data.classes != classes:
-            raise InputError(
-                f"the site's data has samples of shape {data.input_shape} in {data.classes} classes; the task has "
-                f"{shape} in {classes}"
-            )
-        if data.image != self.image:
-            kind = "images" if data.image else "samples that are no images"
-            raise InputError(f"the data function returns {kind}; give the task image={data.image}, for its exports")
-        return data if self.target is not None else with_class_order(data, self.class_names)
-
-
-def site_number(node_config: NodeConfig) -> int:
-    """The number of the site that a SuperNode's `--node-config` describes."""
-    number = node_config.get("partition-id")
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise InputError(f"--node-config needs partition-id, the site's number from 0 up; got {number!r}")
-    return number
-
-
-def yes_or_no(node_config: NodeConfig, key: str, default: bool = True) -> bool:
-    """A switch in a SuperNode's `--node-config`."""
-    value = node_config.get(key, default)
-    if not isinstance(value, bool):
-        raise InputError(f"{key} in --node-config must be true or false, got {value!r}")
-    return value
-
 
 def left_out_sites(spec: Spec) -> tuple[int, ...]:
     """The numbers of the sites with data of their own that are not part of the run."""
     names = [str(n) for n in range(spec.clients.count)]
     return tuple(sorted(client_number(name, names) for name in spec.clients.leave_out))
-
-
-def check_site_number(number: int, sites: int) -> None:
-    """Raise InputError for a number that no site has."""
-    if not 0 <= number < sites:
-        raise InputError(f"partition-id = {number} of this SuperNode is not one of the sites 0 to {sites - 1}")
-
-
-def only_site(federation: Federation, number: int) -> Federation:
-    """The same federation with every other client's rows removed."""
-
-    def rows_of_site(index: Sequence[Tensor]) -> list[Tensor]:
-        return [rows if n == number else rows[:0] for n, rows in enumerate(index)]
-
-    return dataclasses.replace(
-        federation,
-        train_index=rows_of_site(federation.train_index),
-        validation_index=rows_of_site(federation.validation_index),
-        test_index=rows_of_site(federation.test_index),
-    )
-
-
-def with_class_order(data: Dataset, class_names: Sequence[str]) -> Dataset:
-    """The same data with its classes in this order; numbers in place of names are taken as they are."""
-    if data.class_names in (tuple(class_names), tuple(map(str, range(data.classes)))):
-        return data
-    unknown = [name for name in data.class_names if name not in class_names]
-    if unknown:
-        raise InputError(
-            f"the site's data has the class {unknown[0]!r}, which the task lacks; its classes are "
-            f"{', '.join(class_names)}"
-        )
-    order = torch.tensor([class_names.index(name) for name in data.class_names])
-    return dataclasses.replace(
-        data, class_names=tuple(class_names), y_train=order[data.y_train], y_test=order[data.y_test]
-    )
-
-
-def single_site_federation(data: Dataset, number: int, spec: Spec) -> Federation:
-    """A federation in which only this site has data."""
-    sites, clients = spec.clients.count, spec.clients
-    no_rows = torch.zeros(0, dtype=torch.int64)
-
-    def index(samples: int) -> list[Tensor]:
-        return [torch.arange(samples) if n == number else no_rows for n in range(sites)]
-
-    labels = data.labels("train")
-    train, validation = split_validation(
-        labels, index(len(data.y_train)), clients.max_train, clients.validation, spec.seed
-    )
-    return Federation(
-        dataset=data,
-        outliers=Outliers(kind="none"),
-        client_names=tuple(str(n) for n in range(sites)),
-        train_index=train,
-        validation_index=validation,
-        test_index=index(len(data.y_test)),
-        client_classes=[labels.unique()] * sites,
-        has_outliers=torch.zeros(sites, dtype=torch.bool),
-    )

@@ -76,13 +76,9 @@ class Change(NamedTuple):
 
 
 class JumpCheck:
-    """Tells good rounds from jumps.
+    """Tells good rounds from jumps, after the last good round with its shared parameters (S,).
 
-    Args:
-        k: how many times the median a change may be; 0: every round is good
-        round: the last good round
-        model: its shared parameters (S,)
-        changes: the lengths of the changes in the good rounds up to it
+    A change may be `k` times the median of the changes in the good rounds before; 0: every round is good.
     """
 
     def __init__(self, k: float, round: int, model: Tensor, changes: Sequence[float] = ()) -> None:

@@ -14,7 +14,7 @@ from fedtilt.evaluation.scores import ACCURACY
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.evaluation.weighted_predictions import Array, PredictedClasses, reliability_curve
 from fedtilt.report.compare import best_methods
-from fedtilt.report.figure import Figure, Style, axis, figure_layout, heat, heat_layout, line, plotly_text
+from fedtilt.report.figure import Figure, Style, axis, axis_labels, figure_layout, heat, heat_layout, line
 from fedtilt.report.run_reader import Run
 
 _MAX_METHODS = 5  # the best
@@ -158,7 +158,7 @@ def _confusion(predictions: PredictionsBySeed, thresholds: Mapping[str, Threshol
     data: list[dict[str, Any]] = []
     rows: list[tuple[Any, ...]] = []
     names = next(iter(predictions.values()))[0].class_names
-    labels = [plotly_text(name, 18) for name in names]
+    labels = axis_labels(names)
     for method, by_seed in predictions.items():
         counts = np.zeros((len(names), len(names)), dtype=int)
         for found in by_seed:

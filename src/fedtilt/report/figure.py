@@ -136,3 +136,9 @@ def plotly_text(text: str, limit: int = 28) -> str:
     """
     text = " ".join(text.split())
     return html.escape(text if len(text) <= limit else f"{text[: limit - 1]}…", quote=False)
+
+
+def axis_labels(names: Sequence[str]) -> list[str]:
+    """Names as labels of an axis; names that are equal once cut get a number."""
+    labels = [plotly_text(name, 18) for name in names]
+    return [label if labels.count(label) == 1 else f"{label} ({i})" for i, label in enumerate(labels)]

@@ -7,7 +7,7 @@ import torch
 
 from fedtilt.data.groups import in_words
 from fedtilt.evaluation.scores import ACCURACY, scores_of
-from fedtilt.report.figure import Figure, capitalise, heat, heat_layout, plotly_text, round4
+from fedtilt.report.figure import Figure, axis_labels, capitalise, heat, heat_layout, plotly_text, round4
 from fedtilt.report.run_reader import Run, SeedRun
 
 MAX_CLIENTS = 120
@@ -31,7 +31,7 @@ def heat_map(run: Run, methods: Sequence[str]) -> Figure:
         ):
             if len(sample) < count:
                 notes.append(f"Shows {len(sample)} of {count:,} {what}: the {len(sample) // 2} worst and a sample.")
-        x, y = _axis_labels([client_names[i] for i in clients]), _axis_labels([class_names[k] for k in labels])
+        x, y = axis_labels([client_names[i] for i in clients]), axis_labels([class_names[k] for k in labels])
         total = seed_run.total[clients][:, labels].T  # (classes, clients)
         for method in methods:
             sums = seed_run.sums(method)[clients][:, labels].transpose(0, 1)
@@ -76,9 +76,3 @@ def _sample_worst(seed_run: SeedRun, methods: Sequence[str], dim: int, limit: in
     rest = order[limit // 2 :]
     sample = rest[torch.linspace(0, len(rest) - 1, limit - limit // 2).round().long()]
     return sorted(int(present[i]) for i in torch.cat([order[: limit // 2], sample]).unique())
-
-
-def _axis_labels(names: Sequence[str]) -> list[str]:
-    """Names as labels of an axis; names that are equal once cut get a number."""
-    labels = [plotly_text(name, 18) for name in names]
-    return [label if labels.count(label) == 1 else f"{label} ({i})" for i, label in enumerate(labels)]

@@ -12,7 +12,7 @@ from fedtilt.engine.client import build_client_model
 from fedtilt.engine.updates import distances_by_round
 from fedtilt.errors import InputError
 from fedtilt.runs.spec_run import prepare_seed, spec_of
-from fedtilt.runs.trained_run import open_seed
+from fedtilt.runs.trained_run import open_state
 from fedtilt.storage.fingerprint import fingerprint_of, read_fingerprint
 from fedtilt.storage.provenance import read_record
 
@@ -32,14 +32,11 @@ class RunAudit(NamedTuple):
 
 
 def audit_run(folder: Path, method: str | None = None, seed: int | None = None) -> RunAudit:
-    """The audit of a run from its last checkpoint.
+    """The audit of a run from its last checkpoint, by default of its first seed.
 
-    Args:
-        folder: the run folder
-        method: the method that judges; None: the one with the smallest lam, and of equals the first
-        seed: which seed of the run; None: the first
+    `method` is the one that judges; None: the one with the smallest lam, and of equals the first.
     """
-    seed, run_folder = open_seed(folder, seed)
+    seed, run_folder, state = open_state(folder, seed)
     if read_record(folder).get("runner") == "flower":
         raise InputError(f"{folder} was trained on Flower sites; the audit of samples is on the sites, in suspects.csv")
     spec = spec_of(folder)
@@ -48,9 +45,6 @@ def audit_run(folder: Path, method: str | None = None, seed: int | None = None) 
     fingerprint = read_fingerprint(run_folder.folder / "fingerprint.json")
     if not fingerprint["train"].get("audit"):
         raise InputError(f"{folder} has no data for an audit; train it again with --audit (train.audit = true)")
-    state = run_folder.latest()
-    if state is None:
-        raise InputError(f"{folder} has no checkpoint of seed {seed} yet; train it first")
     prepared = prepare_seed(spec, seed, folder)
     names = tuple(m.name for m in prepared.methods)
     if method is not None and method not in names:

@@ -11,9 +11,9 @@ from fedtilt.engine.client_states import ClientStates
 from fedtilt.engine.prepare import PreparedRun, example_jobs
 from fedtilt.evaluation.baselines import constant_outputs, pooled_outputs, pooled_problem
 from fedtilt.evaluation.groups import group_names
+from fedtilt.evaluation.method_results import Baselines, EvaluatedResult
 from fedtilt.evaluation.metrics import Counts, GroupCounts
 from fedtilt.evaluation.predictions import Predictions, predict, predictions_of
-from fedtilt.evaluation.results import Baselines, EvaluatedResult
 from fedtilt.evaluation.round_metrics import metrics_by_method
 from fedtilt.methods import Method, local
 from fedtilt.methods.personal import Personal

@@ -31,20 +31,10 @@ def train_rounds(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     releases: Releases | None = None,
 ) -> Round | None:
-    """Train from a state to the end of a round, which it returns; None if nothing was left to train.
+    """Train from a state to the end of a round, by default the last, and return it; None if nothing was left to train.
 
-    Args:
-        prepared: the checked inputs
-        recorder: where checkpoints are written
-        state: of the last checkpoint; None: from the start
-        on_round: called after every round, with what `record` returned; if it returns True, the round is the last; if
-            it raises, the round has a checkpoint
-        notice: called with messages for the user
-        record: called before the checkpoint of a round
-        kept_round: a round whose checkpoint is kept, if it has one; of the round itself one is written
-        until: the round; None: the last
-        checkpoint_seconds: the least time between two checkpoints
-        releases: counts models with secret noise
+    `record` is called before the checkpoint of a round, and `on_round` after it, with what `record` returned. If it
+    returns True, the round is the last; if it raises, the round has a checkpoint. That of `kept_round` is kept.
     """
     last = prepared.settings.rounds if until is None else until
     saved_at, saved_round = time.monotonic(), 0

@@ -1,23 +1,27 @@
-"""Export trained models: their state, and the metadata to use them."""
+"""Export trained models: their state, and the metadata to use them, as safetensors or ONNX files."""
 
 import json
+import logging
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtilt.errors import InputError
 from fedtilt.evaluation.threshold import Threshold
-from fedtilt.files import interpreting, write_tensors
-from fedtilt.models import ModelSource, build_exported, exported_shape
-from fedtilt.parts import LAST_LAYER, Tensors, match_names, named_pieces
-from fedtilt.runs.onnx_file import write_onnx
+from fedtilt.files import interpreting, read_bytes, write_bytes, write_tensors
+from fedtilt.imports import import_extra
+from fedtilt.models import ModelSource, build_exported, exported_shape, logits
+from fedtilt.parts import Tensors, match_names, named_pieces
 from fedtilt.runs.trained_run import TrainedRun, read_trained_run
 
 _NOT_EXPORTED = ("clients", "has_outliers", "attackers", "group", "class_names", "thresholds")
+_TOLERANCE = 1e-4  # of the outputs of ONNX Runtime, relative to the largest
 
 
 class Export(NamedTuple):
@@ -42,9 +46,7 @@ class Export(NamedTuple):
     def write(self, path: Path, model: ModelSource | str | None = None) -> float | None:
         """Write a safetensors file, or an ONNX file; of the latter, return how much ONNX Runtime differs from PyTorch.
 
-        Args:
-            path: the file
-            model: see `models.load`; an ONNX file needs the model itself
+        An ONNX file needs the model itself: `model` is as in `models.load`.
         """
         if path.suffix == ".safetensors":
             write_tensors(path, self.tensors, self.metadata)
@@ -70,17 +72,10 @@ def export_model(
     trained_only: bool = False,
     round: int | None = None,
 ) -> Export:
-    """A trained model of a run, after the round of its last checkpoint.
+    """A trained model of a run, after the round of its last checkpoint, or of the one of `round`; see `ft.load`.
 
-    A damaged checkpoint raises InputError; the one before it is exported only on request.
-
-    Args:
-        folder: the run folder, or the folder of a site, whose model it then is
-        method: the name of the method; None: the only one of the run
-        client: number or name of a client, for the model that it uses; None: the shared model
-        seed: which seed of the run; None: the first
-        trained_only: without what training did not change: frozen parameters, and parts that have their initial values
-        round: the round of a checkpoint; None: of the last
+    A damaged checkpoint raises InputError; the one before it is exported only on request. With `trained_only`, without
+    what training did not change: frozen parameters, and parts that have their initial values.
     """
     return export_of(read_trained_run(Path(folder), seed, round), method, client, trained_only=trained_only)
 
@@ -92,7 +87,7 @@ def export_of(
     with interpreting(Path(run.source)):
         method, number = run.method(method), run.client_number(client)
         server, kept = run.server[method], _client_state(run, method, number)
-        own = local_names(run.fingerprint["methods"][method])  # beside those of the run
+        own = (run.fingerprint["methods"][method].get("local") or {}).get("names", [])  # beside those of the run
         local = [*run.fingerprint["local"], *match_names(own, run.fingerprint["model"])]
         fingerprint = {**run.fingerprint, "local": local}
         description = {key: value for key, value in run.description.items() if key not in _NOT_EXPORTED}
@@ -124,12 +119,6 @@ def state_dict(
 ) -> dict[str, Tensor]:
     """The tensors of `export_model`, as `load_state_dict` takes them."""
     return export_model(folder, method, client, seed).tensors
-
-
-def local_names(method: Mapping[str, Any]) -> list[str]:
-    """The patterns of the parameters that stay on their client, of a method in a fingerprint of any version."""
-    local = method.get("local", [])
-    return list(local.get("names", [LAST_LAYER]) if isinstance(local, dict) else local)
 
 
 def _client_state(run: TrainedRun, method: str, number: int | None) -> Tensors:
@@ -194,3 +183,81 @@ def _named_state(
         named = named_pieces(buffers, fingerprint["buffers"])
         pieces |= {name: buffer.to(constants[name].dtype) for name, buffer in named.items() if name in constants}
     return pieces | {name: pieces[first].clone() for name, first in fingerprint["tied"].items()}
+
+
+# -- ONNX files --------------------------------------------------------------------------------------------------------
+
+
+def write_onnx(
+    path: str | os.PathLike[str], model: nn.Module, example: Tensor, metadata: Mapping[str, str] | None = None
+) -> float:
+    """Write a model and texts as an ONNX file, and return the largest difference between ONNX Runtime and PyTorch.
+
+    The input is named `input` and the output `output`; batches may have any size. `example` has at least two samples.
+    """
+    # torch.onnx needs the last
+    onnx, runtime, _ = (import_extra(n, "an ONNX file", "onnx") for n in ("onnx", "onnxruntime", "onnxscript"))
+    model = _OneInput(model).eval()
+    with _quiet():
+        batch = {0: torch.export.Dim("batch")}
+        program = torch.onnx.export(
+            model, (example,), input_names=["input"], output_names=["output"], dynamic_shapes=(batch,), verbose=False
+        )
+    assert program is not None
+    proto = program.model_proto
+    onnx.helper.set_model_props(proto, dict(metadata or {}))
+    content = proto.SerializeToString()
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    difference = 0.0
+    for x in (example, example[:1], example.repeat(3, *[1] * (example.dim() - 1))):
+        with torch.no_grad():
+            expected = model(x)
+        found = torch.from_numpy(session.run(None, {"input": x.numpy()})[0])
+        difference = max(difference, (found - expected).abs().max().item())
+        if found.shape != expected.shape or not difference <= _TOLERANCE * max(1.0, expected.abs().max().item()):
+            raise InputError(
+                f"ONNX Runtime differs from PyTorch by {difference:.3g} on this model, so {path} was not written; "
+                "export it as safetensors"
+            )
+    write_bytes(Path(path), content)
+    return difference
+
+
+def read_onnx(path: str | os.PathLike[str]) -> tuple[Callable[[Tensor], Tensor], dict[str, str]]:
+    """What computes the outputs of an ONNX file for a batch, and the file's metadata."""
+    runtime, content = import_extra("onnxruntime", "an ONNX file", "onnx"), read_bytes(Path(path))
+    try:
+        session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its errors have no common class
+        raise InputError(f"{path} is not an ONNX file, or damaged ({error}); export it again") from error
+
+    def run(x: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+
+    return run, dict(session.get_modelmeta().custom_metadata_map)
+
+
+class _OneInput(nn.Module):
+    """A model whose `forward` takes one tensor by name, as the exporter needs it: not `*args`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output for a batch."""
+        return logits(self.model, x)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without messages of the exporter about itself, such as packages that it could use."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

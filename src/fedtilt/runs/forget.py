@@ -14,7 +14,7 @@ from fedtilt.evaluation.scores import client_scores
 from fedtilt.locks import locked
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.spec_run import run_spec, spec_of
-from fedtilt.runs.trained_run import open_seed
+from fedtilt.runs.trained_run import open_seed, open_state
 from fedtilt.storage.provenance import read_record, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 
@@ -32,12 +32,6 @@ def forget(folder: Path, client: str, out: Path, callbacks: Sequence[Callback] =
 
     The others keep their samples, their numbers and so their random numbers, and the rounds in which they take part.
     Everything that was computed with the client's data is computed again: also, of tables, means and categories.
-
-    Args:
-        folder: the run folder
-        client: the name or number of the client
-        out: the new run folder
-        callbacks: see `run_spec`
     """
     spec = spec_of(folder)
     if read_record(folder).get("runner") == "flower":
@@ -61,10 +55,7 @@ def model_digest(folder: Path) -> str:
     """A digest of all models after the last round: shared and, if they are here, of the clients, of every seed."""
     digest = hashlib.blake2b(digest_size=16)
     for seed in read_record(folder)["seeds"]:
-        run_folder = RunFolder(seed_folder(folder, int(seed)))
-        state = run_folder.latest()
-        if state is None:
-            raise InputError(f"{folder} has no checkpoint of seed {seed} yet; train it first")
+        _, run_folder, state = open_state(folder, seed)
         names = run_folder.description()["clients"]
         tensors = dict(state.server) | {
             f"{method}/{names[n]}": state.client_states.get((method, n))
@@ -97,12 +88,7 @@ def changes(before: Path, after: Path) -> list[Change]:
 
 
 def forget_site(folder: Path, number: str) -> list[Path]:
-    """Delete what a site keeps in its state folder: its models, scores, reports and suspects; what was deleted.
-
-    Args:
-        folder: the state-dir of the SuperNode
-        number: the number of the site
-    """
+    """Delete the models, scores, reports and suspects in the state-dir of a site; what was deleted."""
     if not number.isdecimal():
         raise InputError(f"--client {number} is not the number of a site; its folders are site-00000, site-00001, …")
     found = sorted(path for path in folder.rglob(f"site-{int(number):05d}") if (path / "fingerprint.json").exists())

@@ -47,12 +47,7 @@ class _Figures(NamedTuple):
 
 
 def model_card(run: TrainedRun, export: Export) -> str:
-    """The card of an exported model, as Markdown.
-
-    Args:
-        run: the run
-        export: what `export_of` returned for it
-    """
+    """The card of an exported model of a run, as Markdown."""
     fingerprint, description = run.fingerprint, run.description
     number = None if export.client is None else client_number(export.client, run.clients)
     sections = [_title(run, export), _data(fingerprint, description), _training(fingerprint, export.method)]
@@ -72,12 +67,7 @@ def write_export(
 ) -> tuple[Path, float | None]:
     """Write an export and its card; return the path of the card, and how much an ONNX file differs from PyTorch.
 
-    Args:
-        run: the run
-        export: what `export_of` returned for it
-        path: the file, model.safetensors or model.onnx; the card is model.md beside it
-        model: see `Export.write`
-        force: whether to replace existing files
+    The card of model.onnx is model.md beside it. `force` replaces existing files.
     """
     card, text = path.with_suffix(".md"), model_card(run, export).encode()
     if path.exists() and not force:
@@ -90,13 +80,7 @@ def write_export(
 
 
 def write_hub_folder(run: TrainedRun, export: Export, folder: Path) -> list[Path]:
-    """Write a model as a folder for the Hugging Face Hub: model.safetensors, config.json, and the card as README.md.
-
-    Args:
-        run: the run
-        export: what `export_of` returned for it
-        folder: a new or empty folder
-    """
+    """Write a new folder for the Hugging Face Hub: model.safetensors, config.json, and the card as README.md."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} is not empty; choose a new folder")
     classes = "target" not in export.metadata
@@ -128,9 +112,8 @@ def _title(run: TrainedRun, export: Export) -> str:
         f"# Model card: {kind} of {_text(export.method)}",
         f"Trained by federated learning with fedtilt {run.version}, exported after round {export.round} of {rounds}; "
         f"{count:,} parameters.",
+        f"```\n{run.fingerprint['architecture']}\n```",
     ]
-    if "architecture" in run.fingerprint:  # not in deployments of earlier versions
-        lines.append(f"```\n{run.fingerprint['architecture']}\n```")
     if "threshold" in export.metadata:
         lines.append(f"Decision: {Threshold.from_json(json.loads(export.metadata['threshold'])).in_words()}.")
     if export.sources:
@@ -228,27 +211,20 @@ def _performance(by_group: Mapping[str, _Figures], clients: Sequence[str]) -> st
 
 
 def _rows(title: str, names: Sequence[str], figures: _Figures, dim: int) -> str:
-    """A table by client (`dim` 1 is summed) or by group (`dim` 0)."""
-    sums, total = figures.sums.sum(dim), figures.total.sum(dim)
+    """A table by client (`dim` 1 is summed) or by group (`dim` 0); of many, the worst."""
+    sums, total, scores = figures.sums.sum(dim), figures.total.sum(dim), scores_of(figures.sums)
     present = [i for i in range(len(total)) if total[i] > 0]
-    scores = scores_of(figures.sums)
-    if scores[0] is not ACCURACY:
-        main, *_ = values = [score.values(sums, total.clamp(min=1)).tolist() for score in scores]
-        shown = _worst(present, key=main if scores[0].higher_is_better else [-value for value in main])
-        rows = [[names[i], *(f"{of_score[i]:.4g}" for of_score in values), int(total[i])] for i in shown]
-        table = _table([title, *(f"{s.title}{f', {s.unit}' * bool(s.unit)}" for s in scores), "test samples"], rows)
-    else:
-        accuracy = (100 * sums.double() / total.clamp(min=1)).tolist()
-        shown = _worst(present, key=accuracy)
-        rows = [[names[i], _percent(int(sums[i]), int(total[i])), int(total[i])] for i in shown]
-        table = _table([title, "accuracy", "test samples"], rows)
-    more = f"\n\nThe {_MAX_ROWS} worst of {len(present):,}." if len(present) > _MAX_ROWS else ""
-    return table + more
-
-
-def _worst(positions: list[int], key: Sequence[float]) -> list[int]:
-    """All positions, or the worst if there are many."""
-    return positions if len(positions) <= _MAX_ROWS else sorted(positions, key=lambda i: key[i])[:_MAX_ROWS]
+    main, *_ = values = [score.values(sums, total.clamp(min=1)).tolist() for score in scores]
+    worst = sorted(present, key=lambda i: main[i] if scores[0].higher_is_better else -main[i])[:_MAX_ROWS]
+    is_long = len(present) > _MAX_ROWS
+    columns, rows = [title, *(f"{s.title}{f', {s.unit}' * bool(s.unit)}" for s in scores)], []
+    for i in worst if is_long else present:
+        cells = [f"{of_score[i]:.4g}" for of_score in values]
+        if scores[0] is ACCURACY:
+            columns, cells = [title, "accuracy"], [_percent(int(sums[i]), int(total[i]))]
+        rows.append([names[i], *cells, int(total[i])])
+    more = f"\n\nThe {_MAX_ROWS} worst of {len(present):,}." if is_long else ""
+    return _table([*columns, "test samples"], rows) + more
 
 
 def _percent(correct: int, total: int) -> str:

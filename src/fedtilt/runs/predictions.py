@@ -8,7 +8,7 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.predictions import Predictions, predict
 from fedtilt.locks import locked
 from fedtilt.runs.spec_run import prepare_seed, spec_of
-from fedtilt.runs.trained_run import open_seed
+from fedtilt.runs.trained_run import open_state
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.predictions import read_predictions, write_predictions
 from fedtilt.storage.provenance import read_record
@@ -25,15 +25,9 @@ class RunPredictions(NamedTuple):
 def read_or_predict(folder: Path, methods: Sequence[str] = (), seed: int | None = None) -> RunPredictions:
     """What the last models of a run predict; what is not stored is computed and, of a finished run, stored.
 
-    Args:
-        folder: the run folder
-        methods: names of methods; empty: all
-        seed: which seed of the run; None: the first
+    By default of all methods, and of the first seed.
     """
-    seed, run_folder = open_seed(folder, seed)
-    state = run_folder.latest()
-    if state is None:
-        raise InputError(f"{folder} has no checkpoint of seed {seed} yet; train it first")
+    seed, run_folder, state = open_state(folder, seed)
     in_run = list(read_fingerprint(run_folder.folder / "fingerprint.json")["methods"])
     for name in methods:
         if name not in in_run:

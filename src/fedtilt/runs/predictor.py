@@ -1,7 +1,5 @@
 """A trained model that predicts on new data: from an exported file, a run folder or a site's folder."""
 
-import csv
-import io
 import json
 import os
 import warnings
@@ -22,8 +20,8 @@ from fedtilt.evaluation.threshold import Threshold
 from fedtilt.files import interpreting, read_metadata, read_tensors, reading
 from fedtilt.imports import import_extra
 from fedtilt.models import ModelSource, build_exported, exported_shape, logits
-from fedtilt.runs.export import Export, export_model
-from fedtilt.runs.onnx_file import read_onnx
+from fedtilt.runs.export import export_model, read_onnx
+from fedtilt.text_tables import csv_text
 
 _BATCH = 1024  # rows of a forward pass
 _NAMED = 5  # rows that a warning names
@@ -63,11 +61,7 @@ class PredictedRows(NamedTuple):
 
     def to_csv(self) -> str:
         """A CSV file with a header; missing values are empty."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.header())
-        writer.writerows(["" if cell is None else cell for cell in row] for row in self.table())
-        return text.getvalue()
+        return csv_text([self.header(), *self.table()])
 
     def to_pandas(self) -> Any:
         """A data frame of `table`, with the names of the rows as its index."""
@@ -224,7 +218,9 @@ def load(
     """
     path = Path(path)
     if path.is_dir():
-        return _of_export(export_model(path, method, client, seed, round=round), str(path), model, trusted=True)
+        export = export_model(path, method, client, seed, round=round)
+        net = build_exported(export.tensors, export.metadata, path, model, trusted=True)
+        return _predictor(str(path), export.metadata, lambda x: logits(net, x), net)
     for key, value in (("method", method), ("client", client), ("seed", seed), ("round", round)):
         if value is not None:
             raise InputError(f"{key} = {value!r} has no effect: {path} has one model; leave it out")
@@ -236,11 +232,6 @@ def load(
     metadata = read_metadata(path)
     net = build_exported(read_tensors(path), metadata, path, model)
     return _predictor(str(path), metadata, lambda x: logits(net, x), net)
-
-
-def _of_export(export: Export, source: str, model: ModelSource | str | None, *, trusted: bool) -> Predictor:
-    net = build_exported(export.tensors, export.metadata, source, model, trusted=trusted)
-    return _predictor(source, export.metadata, lambda x: logits(net, x), net)
 
 
 def _predictor(

@@ -18,8 +18,9 @@ from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
 from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.evaluation.groups import group_names
+from fedtilt.evaluation.method_results import MethodResult
 from fedtilt.evaluation.predictions import Predictions, choose_thresholds, predict
-from fedtilt.evaluation.results import MethodResult, Result
+from fedtilt.evaluation.results import Result
 from fedtilt.evaluation.round_metrics import metrics_by_method
 from fedtilt.evaluation.stop_check import StopCheck
 from fedtilt.evaluation.threshold import Threshold
@@ -314,8 +315,7 @@ def _store_predictions(prepared: PreparedRun, recorder: Recorder, state: Federat
     samples = sum(map(len, prepared.federation.test_index))
     if not isinstance(recorder, RunFolder) or not is_small(len(prepared.methods), samples, prepared.federation.outputs):
         return
-    has_validation = any(map(len, prepared.federation.validation_index))
-    if not has_predictions(recorder.folder, state.round, with_scores=has_validation):
+    if not has_predictions(recorder.folder, state.round):
         write_predictions(recorder.folder, state.round, predict(prepared, prepared.methods, state))
 
 

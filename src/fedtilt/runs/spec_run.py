@@ -39,14 +39,7 @@ def run_spec(
     callbacks: Sequence[Callback] = (),
     note: Mapping[str, Any] | None = None,
 ) -> dict[int, Result]:
-    """Train a spec in a new folder, one seed after another; the results by seed.
-
-    Args:
-        spec: the spec
-        out: the run folder; it must be new or empty
-        callbacks: called before, after and between the rounds of every seed: see `Callback`
-        note: further keys for run.json
-    """
+    """Train a spec in a new folder, one seed after another; the results by seed. run.json gets the keys of `note`."""
     from fedtilt.spec import dump
 
     folder = Path(out)

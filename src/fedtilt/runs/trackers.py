@@ -212,14 +212,8 @@ def named_values(metrics: Mapping[str, RoundMetrics]) -> dict[str, float]:
 class FolderLog(AbstractContextManager["FolderLog"]):
     """Logs the rounds of a run that another process trains, such as the server of a deployment, from its run folder.
 
-    It sends every round that is evaluated from now on to trackers; leaving the context ends their logs.
-
-    Args:
-        folder: the run folder
-        seed: of the run
-        rounds: how many it has
-        trackers: where to log; empty: nowhere
-        back_to: the round that the run goes back to; None: it continues
+    It sends every round that is evaluated from now on to trackers; leaving the context ends their logs. `back_to` is
+    the round that the run goes back to; None: it continues.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedtilt.data.naming import client_number
+from fedtilt.engine.client_states import FederationState
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.prediction_sets import Scores
@@ -71,22 +72,13 @@ class TrainedRun(NamedTuple):
 
 
 def read_trained_run(folder: Path, seed: int | None = None, round: int | None = None) -> TrainedRun:
-    """The run in a run folder or in a site's folder.
-
-    Args:
-        folder: the folder
-        seed: which seed of the run; None: the first
-        round: the round of a checkpoint; None: of the last
-    """
+    """The run in a run folder or in a site's folder; by default its first seed, after its last checkpoint."""
     if (site := _site_folder(folder)) is not None:
         for option, value in (("--seed", seed), ("--round", round)):
             if value is not None:
                 raise InputError(f"{option} {value} has no effect on {folder}: a site has its last model; remove it")
         return _read_site(site)
-    _, run_folder = open_seed(folder, seed)
-    state = run_folder.latest(round)
-    if state is None:
-        raise InputError(f"{folder} has no checkpoint yet; resume the run")
+    _, run_folder, state = open_state(folder, seed, round)
     fingerprint = read_fingerprint(run_folder.folder / "fingerprint.json")
 
     def client_state(method: str, client: int) -> Tensors:
@@ -164,3 +156,14 @@ def open_seed(folder: Path, seed: int | None = None) -> tuple[int, RunFolder]:
     if seed not in seeds:
         raise InputError(f"{folder} has no seed {seed}; it has {', '.join(map(str, seeds))}")
     return seed, RunFolder(seed_folder(folder, seed))
+
+
+def open_state(
+    folder: Path, seed: int | None = None, round: int | None = None
+) -> tuple[int, RunFolder, FederationState]:
+    """`open_seed`, and the state of its last checkpoint, or of the one of this round."""
+    seed, run_folder = open_seed(folder, seed)
+    state = run_folder.latest(round)
+    if state is None:
+        raise InputError(f"{folder} has no checkpoint of seed {seed} yet; train it first")
+    return seed, run_folder, state

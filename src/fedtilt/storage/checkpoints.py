@@ -41,10 +41,7 @@ class Checkpoints:
     def write(self, state: FederationState, *, is_evaluated: bool, keep: Collection[int] = ()) -> None:
         """Write a checkpoint: complete under its final name, or absent.
 
-        Args:
-            state: of the server and the clients
-            is_evaluated: whether the metrics of its round are recorded
-            keep: rounds whose checkpoints are kept beside the last two
+        `is_evaluated` says whether the metrics of its round are recorded. Those of the rounds in `keep` are kept.
         """
         stored = self._client_states.save_all()
         final = self.folder_of(state.round)

@@ -151,13 +151,9 @@ class Evaluations(EvaluationHistory):
     def restore(
         self, last: int, methods: Collection[str], evaluates: Callable[[int], bool], notice: Callable[[str], None]
     ) -> None:
-        """Read the history up to a round, and delete everything else.
+        """Read the history up to a round, and delete everything else: also the rounds that the run does not evaluate.
 
-        Args:
-            last: the round
-            methods: names of the methods
-            evaluates: whether the run evaluates a round; other evaluations are deleted
-            notice: called with a message about each damaged line or file
+        `notice` is called with a message about each damaged line or file.
         """
         lines = self.read_lines()
         problems = self.problems(lines, methods)
@@ -166,12 +162,12 @@ class Evaluations(EvaluationHistory):
         for problem in [*(lines.damaged if lost else []), *lost]:
             notice(f"{problem}; this evaluation is missing from the curves")
         kept = [(round, name, line) for round in rounds for name, line in lines.rounds[round].items()]
-        self.history = {}
+        self.history, validations = {}, dict[int, dict[str, RoundMetrics]]()
         for round, name, line in kept:
             self.history.setdefault(name, []).append((round, line.summary))
-        by_round = {r: {name: line.validation for name, line in lines.rounds[r].items()} for r in rounds}
-        self.validations = [(r, {n: v for n, v in found.items() if v is not None}) for r, found in by_round.items()]
-        self.validations = [(r, found) for r, found in self.validations if found]
+            if line.validation is not None:
+                validations.setdefault(round, {})[name] = line.validation
+        self.validations = list(validations.items())
         if self.metrics_file.exists():
             write_bytes(self.metrics_file, "".join(line.text + "\n" for _, _, line in kept).encode())
         for path, round in rounds_in(self._counts_folder, r"\.safetensors(\.part)?").items():

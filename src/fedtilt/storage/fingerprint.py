@@ -16,7 +16,7 @@ import torch
 from fedtilt.data.inputs import named_tensors, take
 from fedtilt.data.targets import LabelTarget, NumericTarget, TokenTarget
 from fedtilt.engine.prepare import PreparedRun
-from fedtilt.engine.settings import TrainSettings, default_eval_every
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.files import first_difference, read_json
 from fedtilt.parts import tied_parameters
@@ -33,6 +33,7 @@ _DIGESTED = {
     "loss": "another loss function; restore its code",
     "transform": "another transform; restore its code",
 }
+_OF_A_SEED = ("seed", "samples", "partition", "sizes", "start", "constants")  # differ between the seeds of one run
 
 
 def fingerprint_of(prepared: PreparedRun) -> dict[str, Any]:
@@ -91,34 +92,15 @@ def _digest(tensors: Sequence[torch.Tensor]) -> str:
 
 def read_fingerprint(path: Path) -> dict[str, Any]:
     """A fingerprint of a run folder, with the keys that every fingerprint has."""
-    fingerprint = read_json(path)
-    try:
-        rounds, methods = fingerprint["train"]["rounds"], dict(fingerprint["methods"])
-    except (TypeError, KeyError, ValueError) as error:
-        raise InputError(f"{path} is damaged ({error!r}); restore it from a copy") from error
-    if not isinstance(rounds, int) or not methods:
-        raise InputError(f"{path} is damaged: it has no rounds or methods; restore it from a copy")
-    return dict(fingerprint)
-
-
-def earlier_version(folder: Path) -> InputError:
-    """The error about a run whose methods an earlier version recorded with other keys."""
-    return InputError(
-        f"{folder} is a run of an earlier version, in which methods had other keys; fedtilt report and export read it, "
-        "but to continue it install that version, or start a new run in another folder (--out, or out= in Python)"
-    )
-
-
-def _has_earlier_methods(fingerprint: Mapping[str, Any]) -> bool:
-    return any("tau" in method for method in fingerprint["methods"].values())
+    match fingerprint := read_json(path):
+        case {"train": {"rounds": int()}, "methods": {**methods}} if methods:
+            return dict(fingerprint)
+    raise InputError(f"{path} is damaged: it has no rounds or methods; restore it from a copy")
 
 
 def check_unchanged(folder: Path, before: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
     """Raise InputError if a fingerprint differs from the one of the folder in more than the number of rounds."""
-    if _has_earlier_methods(before):
-        raise earlier_version(folder)
-    before = with_outliers_of(fingerprint, before)
-    difference = first_difference(without_rounds(before), without_rounds(with_keys_of(before, fingerprint)))
+    difference = first_difference(_without(before, "rounds"), _without(fingerprint, "rounds"))
     if difference:
         key, was, now = difference
         changed = f"was started with {key} = {was}, and now it is {now}; restore it"
@@ -132,15 +114,12 @@ def check_other_seeds(folder: Path, fingerprint: Mapping[str, Any]) -> None:
 
     The seeds of one run may differ in their number of rounds while they continue beyond their end, one by one.
     """
-    compared = without_rounds if (folder / "fingerprint.json").exists() else dict
+    differing = (*_OF_A_SEED, *(["rounds"] if (folder / "fingerprint.json").exists() else []))
+    ours = _without(fingerprint, *differing)
     for path in sorted(folder.parent.glob("seed-*/fingerprint.json")):
         if path.parent == folder:
             continue
-        other = compared(with_interval(read_fingerprint(path)))
-        if _has_earlier_methods(other):
-            raise earlier_version(folder.parent)
-        difference = first_difference(_without_seed(other), _without_seed(compared(with_keys_of(other, fingerprint))))
-        if difference:
+        if difference := first_difference(_without(read_fingerprint(path), *differing), ours):
             key, was, now = difference
             raise InputError(
                 f"{folder.parent} has {path.parent.name} of a run with {key} = {was}, and now it is {now}; "
@@ -148,22 +127,11 @@ def check_other_seeds(folder: Path, fingerprint: Mapping[str, Any]) -> None:
             )
 
 
-def with_keys_of(before: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """A fingerprint as JSON values, without keys that an earlier version did not write."""
-    return {key: value for key, value in json.loads(json.dumps(fingerprint)).items() if key in before}
-
-
-def with_outliers_of(fingerprint: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """The fingerprint of a folder; without outliers, what an earlier version has about them does not matter."""
-    now, was = fingerprint.get("outliers", {}), before.get("outliers", {})
-    return {**before, "outliers": now} if now.get("kind") == was.get("kind") == "none" else dict(before)
-
-
-def _without_seed(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a fingerprint that the seeds of one run share; a seed may change samples, partition and model."""
-    by_seed = ("samples", "partition", "sizes", "start", "constants")
-    common = {key: value for key, value in fingerprint.items() if key not in by_seed}
-    return common | {"train": {key: value for key, value in fingerprint["train"].items() if key != "seed"}}
+def _without(fingerprint: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """A fingerprint as it is read back from its file, without these keys and training settings."""
+    found = json.loads(json.dumps(fingerprint))
+    train = {key: value for key, value in found["train"].items() if key not in names}
+    return {**{key: value for key, value in found.items() if key not in names}, "train": train}
 
 
 # -- the number of rounds ---------------------------------------------------------------------------------------------
@@ -174,33 +142,11 @@ def continued(folder: Path, settings: TrainSettings) -> TrainSettings:
     path = folder / "fingerprint.json"
     if settings.eval_every is not None or not path.exists():
         return settings
-    return dataclasses.replace(settings, eval_every=with_interval(read_json(path))["train"]["eval_every"])
-
-
-def with_interval(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """A fingerprint with the interval between evaluations, which earlier versions wrote if it was not the default."""
-    train = fingerprint["train"]
-    return {
-        **fingerprint,
-        "train": {**train, "eval_every": train.get("eval_every") or default_eval_every(train["rounds"])},
-    }
-
-
-def without_rounds(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """A fingerprint without the number of rounds."""
-    return {**fingerprint, "train": {key: value for key, value in fingerprint["train"].items() if key != "rounds"}}
+    return dataclasses.replace(settings, eval_every=read_fingerprint(path)["train"].get("eval_every"))
 
 
 def check_rounds(folder: Path, train: Mapping[str, Any], rounds: int, done: int, is_evaluated: bool) -> None:
-    """Raise InputError if another number of rounds changes rounds that are done, or if more are done.
-
-    Args:
-        folder: the folder, for the message
-        train: the training settings of its fingerprint
-        rounds: the new number of rounds
-        done: the round of the last checkpoint
-        is_evaluated: whether that round was evaluated
-    """
+    """Raise InputError if another number of rounds changes rounds that are done, or if more are done."""
     if rounds == train["rounds"]:
         return
     if train.get("schedule", {}).get("name") == "cosine":

@@ -1,7 +1,7 @@
 """Check every file of a run folder, and say what damage costs. Nothing is changed."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,14 +82,13 @@ def _check_seed(folder: Path, check: Callable[[str, str], Check]) -> None:
         with check("constants and predictions", _WRITTEN_AGAIN).one():
             read_tensors(path)
     if (baselines := baselines_folder(folder)).exists():
-        _check_baselines(baselines, check("baselines", _WRITTEN_AGAIN))
-    lines = run_folder.evaluations.read_lines()
-    metrics = check("lines of metrics", _EVALUATION)
-    metrics.checked += sum(map(len, lines.rounds.values())) + len(lines.damaged)
-    metrics.damaged += lines.damaged or run_folder.evaluations.problems(lines, methods).values()
-    for round in run_folder.evaluations.counted_rounds():
-        with check("counts", _EVALUATION).one():
-            run_folder.evaluations.counts(round)
+        again = check("baselines", _WRITTEN_AGAIN)
+        _check_evaluations(Evaluations(baselines), (), again, again)
+        for path in sorted(baselines.glob("*.safetensors")):
+            with again.one():
+                read_tensors(path)
+    metrics, counts = check("lines of metrics", _EVALUATION), check("counts", _EVALUATION)
+    _check_evaluations(run_folder.evaluations, methods, metrics, counts)
     for round in run_folder.checkpoints.rounds():
         with check("checkpoints", "rounds since the one before, trained again").one():
             state = run_folder.checkpoints.read(round)
@@ -102,15 +101,10 @@ def _check_seed(folder: Path, check: Callable[[str, str], Check]) -> None:
                 )
 
 
-def _check_baselines(folder: Path, check: Check) -> None:
-    """What the methods are compared with, which a resumed run computes again if it is damaged."""
-    evaluations = Evaluations(folder)
+def _check_evaluations(evaluations: Evaluations, methods: Sequence[str], metrics: Check, counts: Check) -> None:
     lines = evaluations.read_lines()
-    check.checked += sum(map(len, lines.rounds.values())) + len(lines.damaged)
-    check.damaged += lines.damaged
+    metrics.checked += sum(map(len, lines.rounds.values())) + len(lines.damaged)
+    metrics.damaged += lines.damaged or evaluations.problems(lines, methods).values()
     for round in evaluations.counted_rounds():
-        with check.one():
+        with counts.one():
             evaluations.counts(round)
-    for path in sorted(folder.glob("*.safetensors")):
-        with check.one():
-            read_tensors(path)

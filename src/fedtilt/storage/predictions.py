@@ -29,13 +29,12 @@ def is_small(methods: int, samples: int, classes: int) -> bool:
     return methods <= MAX_METHODS and 4 * methods * samples * classes <= MAX_BYTES
 
 
-def has_predictions(folder: Path, round: int, *, with_scores: bool) -> bool:
-    """Whether there are intact predictions after this round; earlier versions wrote no scores of validation data."""
+def has_predictions(folder: Path, round: int) -> bool:
+    """Whether there are intact predictions after this round."""
     try:
-        found = read_predictions(folder, round).values()
+        return bool(read_predictions(folder, round))
     except InputError:
         return False
-    return bool(found) and all(p.scores is not None or not with_scores for p in found)
 
 
 def write_predictions(folder: Path, round: int, predictions: Mapping[str, Predictions]) -> None:
@@ -90,12 +89,7 @@ def declared_sets(
 ) -> PredictionSets:
     """Prediction sets from the counts of scores that the sites of a deployment declare, in declared.json.
 
-    Args:
-        folder: of the seed, on the server
-        names: of the sites
-        labels: test samples by site and class or range
-        coverage: the least probability that a set contains the truth
-        bad_share: the share of sites that may declare anything
+    `labels` are the test samples by site and class or range; `bad_share` of the sites may declare anything.
     """
     path = folder / "declared.json"
     sites = read_json(path)["sites"] if path.exists() else {}

@@ -20,23 +20,15 @@ from fedtilt.methods import Method
 from fedtilt.training import native
 from fedtilt.version import __version__
 
-# training settings that later versions added: no key for the default, so that folders of earlier ones can be resumed
-_ADDED_SETTINGS = ("privacy", "attack", "stop", "transform", "micro_batch_size")
-
 
 def recorded_settings(methods: Sequence[Method], settings: TrainSettings) -> dict[str, Any]:
     """Methods and training settings as JSON, without those of the machine: a run may be resumed on another one."""
     without = ["device", "workers", "stack_size", "cluster", "cluster_timeout", "baselines"]
     without += ["init"]  # where it starts from is part of the fingerprint by its values
-    without += [key for key in _ADDED_SETTINGS if getattr(settings, key) is None]
-    if not settings.audit:
-        without.append("audit")
-    names = [field.name for field in dataclasses.fields(settings) if field.name not in without]
-    train = {name: _to_json(getattr(settings, name)) for name in names}
-    return {
-        "methods": {m.name: _method_settings(m) for m in methods},
-        "train": train | {"eval_every": settings.eval_interval},
-    }
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    values["eval_every"] = settings.eval_interval
+    train = {name: _to_json(value) for name, value in values.items() if name not in without and value is not None}
+    return {"methods": {m.name: _method_settings(m) for m in methods}, "train": train}
 
 
 def _method_settings(method: Method) -> dict[str, Any]:

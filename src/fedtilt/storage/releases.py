@@ -9,9 +9,7 @@ from fedtilt.files import read_json, write_json
 class Releases:
     """Counts the models of a run, also those of rounds that were repeated after a kill or damage.
 
-    Args:
-        file: where the count is recorded, before the model is used; None: nowhere
-        done: rounds that are done
+    The count is recorded in a file before the model is used; None: nowhere. `done` rounds are done.
 
     >>> releases = Releases(None, done=3)
     >>> releases.add(), releases.count

@@ -36,13 +36,7 @@ from fedtilt.files import interpreting, read_json, read_tensors, write_json, wri
 from fedtilt.parts import Tensors
 from fedtilt.storage.checkpoints import Checkpoints
 from fedtilt.storage.evaluations import EvaluationHistory, Evaluations
-from fedtilt.storage.fingerprint import (
-    check_rounds,
-    check_unchanged,
-    read_fingerprint,
-    with_interval,
-    with_keys_of,
-)
+from fedtilt.storage.fingerprint import check_rounds, check_unchanged, read_fingerprint
 
 if TYPE_CHECKING:  # Arrow is for tables alone
     from fedtilt.data.tables.schema import Schema
@@ -83,13 +77,13 @@ class RunFolder:
                 raise InputError(f"{path} is missing; restore it from a copy, or start again in another folder")
             write_json(path, dict(fingerprint))
             return None
-        before = with_interval(read_fingerprint(path))
+        before = read_fingerprint(path)
         check_unchanged(self.folder, before, fingerprint)
         train = fingerprint["train"]
         rounds, interval = train["rounds"], train["eval_every"]
         if rounds != before["train"]["rounds"]:
             self.check_rounds(rounds)
-            write_json(path, with_keys_of(before, fingerprint))
+            write_json(path, dict(fingerprint))
         # the last round is evaluated even between two intervals; a longer run has no such evaluation
         return self.resume(notice, lambda round: round % interval == 0 or round == rounds)
 
@@ -108,12 +102,7 @@ class RunFolder:
             check_rounds(self.folder, read_fingerprint(path)["train"], rounds, done, is_evaluated)
 
     def resume(self, notice: Notice, evaluates: Callable[[int], bool] = lambda _: True) -> FederationState | None:
-        """The state of the newest intact checkpoint; everything that was written after it is deleted.
-
-        Args:
-            notice: called with a message about a damaged checkpoint, client or evaluation
-            evaluates: whether the run evaluates a round; other evaluations are deleted too
-        """
+        """The state of the newest intact checkpoint; what was written after it, or is not evaluated, is deleted."""
         state = self._newest_intact(notice)
         self.evaluations.restore(state.round if state else 0, list(state.server) if state else [], evaluates, notice)
         self.checkpoints.delete_after(state.round if state else 0)  # damaged ones that were skipped
@@ -149,15 +138,7 @@ class RunFolder:
     ) -> None:  # fmt: skip
         """Write names, model and backend for reports and exports.
 
-        Args:
-            clients: names of the clients
-            classes: names of the classes, or of the groups in their place
-            has_outliers: numbers of the clients with outliers
-            attackers: numbers of the clients that attack
-            group: what the columns of counts are: "class", or another grouping
-            constants: frozen parameters and initial buffers of the model
-            model: how to build the model, and how to standardise its input
-            backend: which backend trains, and why faster ones do not
+        `classes` are the names of the columns of counts, which are classes unless `group` says otherwise.
         """
         names: dict[str, Any] = {"clients": list(clients), "classes": list(classes), "has_outliers": list(has_outliers)}
         names |= {} if group == CLASS else {"group": group}
@@ -193,12 +174,7 @@ class RunFolder:
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def checkpoint(self, state: FederationState, keep: Collection[int] = ()) -> None:
-        """Write a checkpoint: complete under its final name, or absent.
-
-        Args:
-            state: of the server and the clients
-            keep: rounds whose checkpoints are kept beside the last two
-        """
+        """Write a checkpoint: complete under its final name, or absent; those of the rounds in `keep` are kept."""
         self.evaluations.sync()
         is_evaluated = any(rounds[-1][0] == state.round for rounds in self.evaluations.history.values())
         self.checkpoints.write(state, is_evaluated=is_evaluated, keep=keep)
@@ -341,13 +317,7 @@ def model_description(
 ) -> dict[str, Any]:
     """How to build a model, and what its inputs and outputs are; for model.json and the metadata of exports.
 
-    Args:
-        recipe: name and arguments of the model; None: no function that can be imported
-        input_shape: the shape of one sample
-        class_names: the names of the outputs, unless they are numbers
-        target: what the outputs are, if they are no classes; of numbers, a prediction is output · deviation + mean
-        schema: of a table: how its columns become the input
-        image: whether the input is (x − mean) / deviation of pixels in [0, 1]
+    `recipe` is None if no function that can be imported makes the model; `target` if its outputs are classes.
     """
     found: dict[str, Any] = {} if recipe is None else {"model": dict(recipe)}
     found["input_shape"] = input_shape

@@ -141,13 +141,7 @@ def decide(
 ) -> Decision:  # fmt: skip
     """Recommend a setting; the current one, unless another is better by more than one standard error.
 
-    Args:
-        scores: of the settings that are compared, after the same number of rounds
-        values: their objectives
-        current: the name of the setting that the method has; it may be missing from the scores, if it diverged
-        by: the objective
-        main: the objective that a collapsed model is known by
-        constraints: what the recommended setting has to keep
+    The settings are compared after the same number of rounds; the current one is missing if it diverged.
     """
     order = ranked(values, by, main, constraints)
     best, bounds = order[0], " and ".join(map(str, constraints))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.decision_metrics import METRICS
 from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.metrics import GroupCounts, Metrics, compute_group_metrics, compute_metrics
+from fedtilt.evaluation.scores import TASK_SCORES, Score
 from fedtilt.evaluation.weighted_predictions import PredictedClasses, Weighted
 
 GROUP = "group:"  # before the name of a grouping
@@ -64,11 +66,6 @@ class ScoreTable(NamedTuple):
         outputs = None if self.outputs is None else self.outputs.of_clients(rows)
         return ScoreTable(self.sums[rows], self.total[rows], groups, outputs)
 
-    def metric(self, name: str) -> float:
-        """A metric of the probabilities on all samples, in percent."""
-        assert self.outputs is not None  # see `Objective.needs_outputs`
-        return self.outputs.metric(name)
-
 
 SeedScores = Mapping[int, ScoreTable]  # seed → the scores of one setting
 
@@ -89,51 +86,34 @@ class Objective:
         return value - other if self.higher_is_better else other - value
 
 
-def _by_name(*main: Objective, unit: str, spread_unit: str, higher_is_better: bool) -> dict[str, Objective]:
-    spread = (spread_unit, False)
-    others = (
-        Objective("worst", "worst 10 %", unit, higher_is_better, lambda s: s.metrics.worst),
-        Objective("client_fairness", "client fairness", *spread, lambda s: s.metrics.client_fairness),
-        Objective("class_fairness", "client data fairness", *spread, lambda s: s.metrics.client_data_fairness[0]),
-    )
-    return {objective.name: objective for objective in (*main, *others)}
+def _objectives(scores: Sequence[Score]) -> dict[str, Objective]:
+    """By name: the scores, and the worst clients and both fairnesses by the first of them."""
+    main, spread = scores[0], scores[0].spread_unit
+    found = [Objective(s.name, s.title, s.unit, s.higher_is_better, partial(_mean, s.name)) for s in scores]
+    found += [
+        Objective("worst", "worst 10 %", main.unit, main.higher_is_better, lambda s: s.metrics.worst),
+        Objective("client_fairness", "client fairness", spread, False, lambda s: s.metrics.client_fairness),
+        Objective("class_fairness", "client data fairness", spread, False, lambda s: s.metrics.client_data_fairness[0]),
+    ]
+    return {objective.name: objective for objective in found}
 
 
-OBJECTIVES = {  # task → objectives by name, the main one first
-    CLASSIFICATION: _by_name(
-        Objective("accuracy", "accuracy", "%", True, lambda s: s.metrics.accuracy),
-        unit="%", spread_unit="points", higher_is_better=True,
-    ),
-    REGRESSION: _by_name(
-        Objective("mae", "MAE", "", False, lambda s: s.metrics.mae),
-        Objective("rmse", "RMSE", "", False, lambda s: s.metrics.rmse),
-        unit="", spread_unit="", higher_is_better=False,
-    ),
-    "language": _by_name(
-        Objective("loss", "loss", "", False, lambda s: s.metrics.value("loss")),
-        Objective("perplexity", "perplexity", "", False, lambda s: s.metrics.value("perplexity")),
-        Objective("token_accuracy", "token accuracy", "%", True, lambda s: s.metrics.value("token_accuracy")),
-        unit="", spread_unit="", higher_is_better=False,
-    ),
-    "multilabel": _by_name(
-        Objective("label_accuracy", "label accuracy", "%", True, lambda s: s.metrics.value("label_accuracy")),
-        Objective("exact_match", "exact match", "%", True, lambda s: s.metrics.value("exact_match")),
-        Objective("micro_f1", "micro F1", "%", True, lambda s: s.metrics.value("micro_f1")),
-        Objective("loss", "loss", "", False, lambda s: s.metrics.value("loss")),
-        unit="%", spread_unit="points", higher_is_better=True,
-    ),
-}  # fmt: skip
+def _mean(score: str, table: ScoreTable) -> float:
+    return table.metrics.value(score)
+
+
+OBJECTIVES = {task: _objectives(scores) for task, scores in TASK_SCORES.items()}  # the main one first
+
+
+def _of_outputs(metric: str, table: ScoreTable) -> float:
+    assert table.outputs is not None  # see `Objective.needs_outputs`
+    return table.outputs.metric(metric)
 
 
 OUTPUT_OBJECTIVES = {  # of classes: metrics of the probabilities on all samples, of two classes about the rarer one
-    name: Objective(name, METRICS[name].title, "%", True, lambda s, name=name: s.metric(name), True)  # type: ignore[misc]
+    name: Objective(name, METRICS[name].title, "%", True, partial(_of_outputs, name), True)
     for name in ("auroc", "auprc", "f1", "balanced_accuracy")
 }
-
-
-def task_of(federation: Federation) -> str:
-    """What the models of a federation learn."""
-    return federation.dataset.task
 
 
 def main_objective(task: str) -> Objective:
@@ -145,12 +125,8 @@ def find_objective(name: str, federation: Federation) -> Objective:
     """The objective of this name, if it exists for the task and the data.
 
     `group:NAME` is the score of the worst group of a grouping, over the samples of all clients.
-
-    Args:
-        name: a name of `OBJECTIVES`, or group:NAME
-        federation: the data
     """
-    task, groups = task_of(federation), group_names(federation)
+    task, groups = federation.dataset.task, group_names(federation)
     groups = groups if len(groups) > 1 else {}  # the classes alone are not groups that the data names
     by_name = OBJECTIVES[task] | (OUTPUT_OBJECTIVES if task == CLASSIFICATION else {})
     known = [*by_name, *(f"{GROUP}{column}" for column in groups)]

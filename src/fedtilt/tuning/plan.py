@@ -17,25 +17,15 @@ FINALISTS = 2  # settings that are trained to the end, beside the current one
 
 
 class Plan(NamedTuple):
-    """What a search is about.
+    """What a search is about."""
 
-    Args:
-        axes: what is varied
-        task: what the models learn
-        by: the objective
-        constraints: bounds that a recommended setting keeps
-        trials: the most settings; a larger grid is sampled
-        halving: whether weak settings are stopped early
-        budget: seconds after which the search stops with what it has; None: no limit
-    """
-
-    axes: Mapping[str, Axis]
+    axes: Mapping[str, Axis]  # what is varied
     task: str
     by: Objective
-    constraints: Sequence[Constraint]
-    trials: int
-    halving: bool
-    budget: float | None
+    constraints: Sequence[Constraint]  # bounds that a recommended setting keeps
+    trials: int  # the most settings; a larger grid is sampled
+    halving: bool  # whether weak settings are stopped early
+    budget: float | None  # seconds after which the search stops with what it has; None: no limit
 
     @property
     def main(self) -> Objective:

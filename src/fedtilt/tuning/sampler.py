@@ -11,16 +11,10 @@ from fedtilt.tuning.axes import Axis, Range, is_whole
 
 
 class Sampler:
-    """Proposes settings, and learns from their values.
+    """Proposes settings, and learns from their values; the first ones are drawn at random.
 
     The study is in memory: the same values give the same settings again, so a search that is resumed asks for all
-    batches again.
-
-    Args:
-        axes: what is varied
-        directions: for every objective, whether higher is better
-        seed: of the random numbers
-        first: how many settings are drawn at random before any value is known
+    batches again. `directions` says of every objective whether higher is better.
     """
 
     def __init__(self, axes: Mapping[str, Axis], directions: Sequence[bool], seed: int, first: int) -> None:
@@ -47,13 +41,7 @@ class Sampler:
         return [self._setting(trial.params) for trial in self._trials[start:]]
 
     def tell(self, number: int, values: Sequence[float] | None, violations: Mapping[str, float]) -> None:
-        """Learn from a setting.
-
-        Args:
-            number: of the setting, in the order of `ask`
-            values: of its objectives; None: it diverged
-            violations: by how much it misses each constraint
-        """
+        """Learn the values of a setting, by its number in the order of `ask`; None: it diverged."""
         from optuna.trial import TrialState
 
         for name, violation in violations.items():

@@ -2,9 +2,8 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fedtilt.devices import pick_device
 from fedtilt.engine.prepare import models_kept
@@ -40,22 +39,9 @@ class Progress:
     rounds: list[int] = field(default_factory=list)  # of the stages after the first, so far
     ended: bool = False  # whether the search is over, and its models are deleted
 
-    @classmethod
-    def read(cls, path: Path | None) -> Self:
-        """Of the search in a folder; of a new one if there is none."""
-        record = read_json(path) if path is not None and path.exists() else {}
-        return cls(**{f.name: record[f.name] for f in fields(cls) if f.name in record})
-
 
 class Search:
-    """A search, in memory or in a folder, where it continues after a kill.
-
-    Args:
-        tuned: the method that is tuned
-        plan: what the search is about
-        storage: where checkpoints are written
-        callback: called after every round and every stage, and with messages for the user
-    """
+    """A search, in memory or in a folder, where it continues after a kill."""
 
     def __init__(self, tuned: TunedMethod, plan: Plan, storage: Storage, callback: Callback) -> None:
         self.tuned, self.plan = tuned, plan
@@ -67,7 +53,8 @@ class Search:
         self.out_of_time = False
         self._candidates: dict[str, Candidate] = {}
         self._callback, self._notice = callback, callback.on_notice
-        self._add(tuned.current)
+        if not self._add(tuned.current):
+            raise InputError(self.impossible[tuned.name])
         self.rounds = self._candidates[tuned.name].settings.rounds
         if plan.sampled:
             distributions(plan.axes)  # raises InputError for axes that cannot be sampled
@@ -77,7 +64,7 @@ class Search:
         self._rungs = rungs(count, self.rounds, halving=plan.halving)
         self._run_folder, folder = storage.folder, None if storage.folder is None else storage.folder / "search"
         self._file = None if folder is None else folder / "progress.json"
-        self._progress = Progress.read(self._file)
+        self._progress = Progress(**read_json(self._file)) if self._file and self._file.exists() else Progress()
         self._trainer = Trainer(
             tuned,
             self._candidates,
@@ -95,10 +82,14 @@ class Search:
     # -- settings ------------------------------------------------------------------------------------------------------
 
     def _add(self, setting: Setting) -> str:
-        """Make a setting a candidate, and return its name; an impossible one is noted, and has none."""
+        """Make a setting a candidate, and return its name; empty if it is not possible, which is noted."""
         name = self.tuned.candidate_name(setting)
         if name not in self.settings:
-            candidate = self.tuned.candidate(setting)
+            try:
+                candidate = self.tuned.candidate(setting)
+            except InputError as error:
+                self.impossible[name] = str(error)
+                return ""
             self._candidates[name] = candidate._replace(method=replace(candidate.method, name=name))
             self.settings[name] = dict(setting)
         return name
@@ -106,17 +97,16 @@ class Search:
     def _add_grid(self) -> None:
         """Add every combination; impossible ones are skipped, but a value that no possible one has is an error."""
         possible: set[tuple[str, Any]] = set()
-        reasons: dict[tuple[str, Any], InputError] = {}
+        reasons: dict[tuple[str, Any], str] = {}
         for setting in grid(self.plan.axes):
-            try:
-                self._add(setting)
+            if self._add(setting):
                 possible |= set(setting.items())
-            except InputError as error:
-                self.impossible[self.tuned.candidate_name(setting)] = str(error)
-                reasons |= {pair: error for pair in setting.items() if pair not in reasons}
+            else:
+                reason = self.impossible[self.tuned.candidate_name(setting)]
+                reasons |= {pair: reason for pair in setting.items() if pair not in reasons}
         for pair, reason in reasons.items():
             if pair not in possible:
-                raise reason
+                raise InputError(reason)
         if len(self.settings) == 1:
             values = format_setting(self.tuned.current)
             raise InputError(
@@ -191,21 +181,13 @@ class Search:
         sampler = Sampler(self.plan.axes, directions, self.tuned.seeds[0], _TOGETHER)
         at_once = _TOGETHER if self.plan.budget is None else min(_TOGETHER, self._together)
         for start in range(0, self.plan.trials, at_once):
-            names = [self._sampled(s) for s in sampler.ask(min(at_once, self.plan.trials - start))]
+            names = [self._add(s) for s in sampler.ask(min(at_once, self.plan.trials - start))]
             with_first = [first, *names] if start == 0 else names
             yield [name for name in dict.fromkeys(with_first) if name and name not in scores]
             for number, name in enumerate(names, start):
                 values = self.values(scores[name]) if name in scores else None
                 violations = {str(c): c.violation(values[c.objective.name]) for c in self.plan.constraints if values}
                 sampler.tell(number, None if values is None else [values[o.name] for o in objectives], violations)
-
-    def _sampled(self, setting: Setting) -> str:
-        """The name of a sampled setting; empty if it is not possible."""
-        try:
-            return self._add(setting)
-        except InputError as error:
-            self.impossible[self.tuned.candidate_name(setting)] = str(error)
-            return ""
 
     def _next_stage(self, rung: Rung) -> None:
         """Train the current setting and the best of the others further."""

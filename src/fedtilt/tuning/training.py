@@ -66,14 +66,8 @@ class Stage(NamedTuple):
 class Trainer:
     """Trains settings stage by stage, and knows where each of them stopped.
 
-    Args:
-        tuned: the method that is tuned
-        candidates: by the name of the setting; more may be added later
-        storage: where checkpoints and scores are written
-        on_round: called after every round
-        check_time: called while tasks of a cluster train; raises `OutOfTime` when the budget is spent
-        notice: called with messages for the user
-        outputs: whether scores include probabilities
+    Candidates may be added later. `check_time` is called while tasks of a cluster train, and raises `OutOfTime` when
+    the budget is spent. With `outputs`, scores include probabilities.
     """
 
     def __init__(
@@ -260,11 +254,7 @@ def train_trial(
 ) -> tuple[FederationState | None, SettingScores]:
     """Train a trial from its own checkpoint, and write its scores; methods that diverge have none.
 
-    Args:
-        tuned: the method that is tuned
-        trial: what to train
-        on_round: called after every round; if it raises, the training can be resumed
-        notice: called with messages for the user
+    If `on_round`, which is called after every round, raises, the training can be resumed.
     """
     folder, methods = trial.storage.folder, list(trial.methods)
     if folder is not None and (path := folder / "fingerprint.json").exists():

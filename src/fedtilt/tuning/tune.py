@@ -20,7 +20,7 @@ from fedtilt.runs.callback import Callback, Callbacks
 from fedtilt.runs.run import check_cluster_of_new_run, check_out_folder, compare_environment
 from fedtilt.storage.provenance import is_started, read_record, record_environment
 from fedtilt.tuning.axes import Axis, axes_of, texts_of
-from fedtilt.tuning.objectives import constraints_of, find_objective, main_objective, task_of
+from fedtilt.tuning.objectives import constraints_of, find_objective, main_objective
 from fedtilt.tuning.plan import Plan
 from fedtilt.tuning.result import Tuning, result_of
 from fedtilt.tuning.search import Search
@@ -198,7 +198,7 @@ def _plan(tuned: TunedMethod, axes: Mapping[str, Axis], request: Mapping[str, An
             f"no client has a validation sample to tune {' and '.join(axes)} on (the largest has {largest} training "
             "samples); give the federation validation = 0.1 (clients.validation in a spec) or a larger share"
         )
-    task, by = task_of(federation), request["by"]
+    task, by = federation.dataset.task, request["by"]
     return Plan(
         axes=axes,
         task=task,

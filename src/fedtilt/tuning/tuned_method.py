@@ -31,17 +31,9 @@ class Candidate(NamedTuple):
 
 
 class TunedMethod:
-    """A method of a Python program, with its federation and model; seeds vary the training alone.
+    """The method of this index of a Python program, with its federation and model; seeds vary the training alone.
 
-    Args:
-        methods: all methods of the program
-        index: of the method that is tuned
-        axes: the settings that are varied
-        seeds: that every setting is trained with
-        settings: of the training
-        given: the training settings that are not the default
-        federation: the clients and their data
-        model: the model
+    `given` are the training settings that are not the default.
     """
 
     def __init__(
@@ -112,12 +104,9 @@ class TunedMethod:
 
 
 class SpecMethod(TunedMethod):
-    """A method of a spec; seeds vary the federation too, as in `fedtilt run`.
+    """A method of a spec, by name, or the first that has these settings; seeds vary the federation too.
 
-    Args:
-        spec: the spec; without validation data, it gets some
-        method: the name of the method; None: the first that has these settings
-        axes: the settings that are varied
+    A spec without validation data gets some.
     """
 
     def __init__(self, spec: "Spec", method: str | None, axes: Iterable[str]) -> None:

@@ -10,7 +10,6 @@ import secrets
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +42,7 @@ import fedtilt as ft
 from fedtilt.flower.deploy import guarded, programs
 from fedtilt.flower.deploy.allowed_apps import ALLOWED_VARIABLE, allow, app_digest, bundle, check_allowed
 from fedtilt.flower.deploy.credentials import make_site_key
-from fedtilt.flower.deploy.local_cluster import LocalCluster, free_port
+from fedtilt.flower.deploy.local_cluster import LocalCluster
 from fedtilt.flower.flwr_internals import FLWR_VERSION
 from tests.helpers.intruder import submit_as_another_user, write_intruder
 from tests.helpers.network import wait_until
@@ -90,16 +89,9 @@ def test_the_token_is_where_flowers_command_looks_for_it() -> None:
 # -- the Control API of a real SuperLink -------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    cluster = LocalCluster(home=tmp_path_factory.mktemp("c"), sites=1, id=secrets.token_hex(8), port=free_port())
-    cluster._make_certificates()
-    try:
-        cluster.start_superlink()
-        yield cluster
-    finally:
-        cluster.down()
-    assert cluster.running() == []
+@pytest.fixture
+def cluster(superlink: LocalCluster) -> LocalCluster:
+    return superlink
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import getpass
 import os
-import secrets
 import shlex
 import shutil
 import subprocess
@@ -86,32 +85,21 @@ def test_a_value_with_quotes_reaches_the_site_unchanged(units: dict[str, Path]) 
     assert expected in text
 
 
-def test_a_key_is_registered_and_bound_to_one_site(tmp_path: Path) -> None:
-    port = free_port()
-    machines.write_server(tmp_path, ["localhost"], port=free_port(), superlink_port=port, days=1)
-    cluster = LocalCluster(home=tmp_path, id=secrets.token_hex(8), port=port)
+def test_a_key_is_registered_and_bound_to_one_site(superlink: LocalCluster, tmp_path: Path) -> None:
+    home = superlink.home  # has what `write_server` writes
     for name in ("a", "b"):
         make_site_key(tmp_path / name)
-    try:
-        cluster.start_superlink()
-        authority, token = tmp_path / "certificates/ca.crt", tmp_path / "link/control.token"
-        machines.write_flwr_config(tmp_path, machines.CONNECTION, port, authority, token)
-        machines.register_site(tmp_path, 4, tmp_path / "a.pub")
-        assert sorted(read_site_keys(tmp_path / "keys").values()) == [4]
-        with pytest.raises(ft.InputError, match="site 4 has the key"):
-            machines.register_site(tmp_path, 4, tmp_path / "b.pub")
-        with pytest.raises(ft.InputError, match="is also the key of site 4; give every site its own"):
-            machines.register_site(tmp_path, 5, tmp_path / "a.pub")
-        machines.register_site(tmp_path, 5, tmp_path / "b.pub")
-        assert sorted(read_site_keys(tmp_path / "keys").values()) == [4, 5]
-        output = cluster.flwr("supernode", "list", machines.CONNECTION, "--format", "json")
-        assert output.count("node-id") == 2
-        files = {path.name: path.stat().st_mode & 0o077 for path in (tmp_path / "link").iterdir()}
-        assert files.keys() >= {"link.db", "log.txt", "executor.secret"}
-        assert set(files.values()) == {0}  # only the owner can read the database and the log
-    finally:
-        cluster.down()
-    assert cluster.running() == []
+    machines.register_site(home, 4, tmp_path / "a.pub")
+    with pytest.raises(ft.InputError, match="site 4 has the key"):
+        machines.register_site(home, 4, tmp_path / "b.pub")
+    with pytest.raises(ft.InputError, match="is also the key of site 4; give every site its own"):
+        machines.register_site(home, 5, tmp_path / "a.pub")
+    assert sorted(read_site_keys(home / "keys").values()) == [4]
+    with pytest.raises(ft.InputError, match="already in use"):  # the SuperLink knows it
+        superlink.flwr("supernode", "register", str(tmp_path / "a.pub"), machines.CONNECTION)
+    files = {path.name: path.stat().st_mode & 0o077 for path in (home / "link").iterdir()}
+    assert files.keys() >= {"link.db", "log.txt", "executor.secret"}
+    assert set(files.values()) == {0}  # only the owner can read the database and the log
 
 
 def start_unit(path: Path, log: Path) -> subprocess.Popen[bytes]:

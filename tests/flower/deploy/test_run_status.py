@@ -14,10 +14,9 @@ from flwr.app import Message
 from typer.testing import CliRunner
 
 from fedtilt.cli.deploy import app
-from fedtilt.cli.deploy_page import StatusServer
+from fedtilt.cli.deploy_status import StatusServer, run_statuses
 from fedtilt.files import write_json
 from fedtilt.flower.deploy.local_cluster import LocalCluster
-from fedtilt.flower.deploy.run_status import run_status
 from tests.helpers.loopback import Deployment
 
 
@@ -33,14 +32,12 @@ def run(deployment: Deployment, tmp_path: Path) -> Path:
 
 
 def test_a_finished_run(run: Path) -> None:
-    status = run_status(run)
-    assert status is not None
-    assert (status.round, status.rounds, status.is_finished, status.seconds_left) == (2, 2, True, None)
+    ((folder, status),) = run_statuses(run.parent)
     last = [json.loads(line) for line in (run / "seed-0/metrics.jsonl").read_text().splitlines()][-1]
-    assert status.metrics is not None
-    assert status.metrics[0] == 2
-    assert status.metrics[1]["accuracy"] == last["personal"]["accuracy"]
-    assert status.sites == {0: "round 2", 1: "round 1; in round 2: did not reply in time"}
+    first, metrics, *sites = status.lines
+    assert (folder.name, first, status.has_ended) == ("run", "run: round 2 of 2, finished", True)
+    assert metrics.startswith(f"after round 2: accuracy {last['personal']['accuracy']:.2f}  client fairness ")
+    assert sites == ["site 0: round 2", "site 1: round 1; in round 2: did not reply in time"]
 
 
 def test_the_time_that_is_left_follows_from_the_rounds_that_are_kept(run: Path) -> None:
@@ -49,25 +46,22 @@ def test_the_time_that_is_left_follows_from_the_rounds_that_are_kept(run: Path) 
     (run / "spec.toml").write_text(spec[: spec.rindex("# sha256")].replace("rounds = 2", "rounds = 12"))
     for round in (0, 1, 2):
         os.utime(run / f"seed-0/checkpoints/round-{round:05d}/manifest.json", (1000 + 30 * round,) * 2)
-    status = run_status(run, now=1065.0)
-    assert status is not None
-    assert (status.seconds_left, status.idle_seconds, status.is_finished) == (300.0, 5.0, False)
+    ((_, status),) = run_statuses(run.parent, now=1065.0)
+    assert status.lines[0] == "run: round 2 of 12, about 5 min left, last recorded 5 s ago"
+    assert not status.has_ended
     write_json(run / "stopped.json", {"reason": "too few sites"})
-    status = run_status(run)
-    assert status is not None
-    assert (status.stopped, status.seconds_left) == ("too few sites", None)
+    ((_, status),) = run_statuses(run.parent)
+    assert (status.lines[0], status.has_ended) == ("run: round 2 of 12, stopped: too few sites", True)
 
 
 def test_files_that_are_not_written_yet_are_no_error(run: Path, tmp_path: Path) -> None:
-    assert run_status(tmp_path / "nothing") is None
+    assert list(run_statuses(tmp_path / "nothing")) == []
     metrics = run / "seed-0/metrics.jsonl"
     metrics.write_text(metrics.read_text()[:-40])  # the last line is written just now
-    status = run_status(run)
-    assert status is not None
-    assert status.metrics is not None
-    assert status.metrics[0] == 1
+    ((_, status),) = run_statuses(run.parent)
+    assert status.lines[1].startswith("after round 1: ")
     (run / "seed-0/participation.json").unlink()
-    assert run_status(run) is None
+    assert list(run_statuses(run.parent)) == []
 
 
 def test_the_status_of_a_real_server(run: Path, tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from reproduction.page.build import build_page
 from reproduction.page.html import as_html, prose
 from reproduction.page.markdown import LEADERBOARD, front_page, site_pages, with_leaderboard
 from reproduction.page.svg import up_to_date, write_svgs
-from reproduction.results import RESULTS, CaseResult, ResultsFolder
+from reproduction.results import CaseResult, ResultsFolder
 from tests.helpers.handmade_results import comparison_result, metrics, write_tuned_results
+from tests.reproduction.page.published import published_page
 
 DOCS = Path(__file__).parents[3] / "docs" / "reproduction"
 
@@ -134,7 +135,7 @@ def test_a_page_without_results(tmp_path: Path) -> None:
 
 
 def test_the_pages_in_docs_are_up_to_date() -> None:
-    page = build_page(ResultsFolder(RESULTS))
+    page = published_page()
     text, figures = front_page(page)
     run = "run: python -m reproduction page --to docs/reproduction"
     assert (DOCS / "README.md").read_text("utf-8") == text, run

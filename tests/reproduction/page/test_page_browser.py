@@ -1,15 +1,12 @@
 """The reproduction page in a real browser."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from reproduction.page.build import build_page
 from reproduction.page.html import as_html
-from reproduction.results import RESULTS, ResultsFolder
 from tests.helpers.chromium import Browser
-from tests.helpers.handmade_results import write_tuned_results
+from tests.reproduction.page.published import published_page
 
 TABLES = """return [...document.querySelectorAll('table')]
     .filter((t) => t.offsetWidth && t.scrollWidth > t.parentElement.clientWidth)
@@ -18,19 +15,14 @@ TABLES = """return [...document.querySelectorAll('table')]
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("page")
-    results = ResultsFolder(shutil.copytree(RESULTS, folder / "results"))
-    if not (RESULTS / "tuned.jsonl").exists():
-        write_tuned_results(results, seeds=2)
-    path = folder / "index.html"
-    path.write_text(as_html(build_page(results), plots=True), "utf-8")
+    path = tmp_path_factory.mktemp("page") / "index.html"
+    path.write_text(as_html(published_page(), plots=True), "utf-8")
     return path
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_tables_fit_a_desktop_and_verdicts_a_phone(window: Browser, page: Path, theme: str) -> None:
-    window.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
-    for width in (1280, 390):
+def test_tables_fit_a_desktop_and_verdicts_a_phone(window: Browser, page: Path) -> None:
+    for width, theme in ((1280, "light"), (390, "dark")):
+        window.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
         window.size(width, 1000)
         window.open(page)
         window.until(f"document.documentElement.clientWidth === {width}")

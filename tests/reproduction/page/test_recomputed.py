@@ -15,6 +15,7 @@ from reproduction.page.build import build_page
 from reproduction.page.impossible import impossible_table
 from reproduction.page.markdown import front_page, site_pages
 from reproduction.results import RESULTS, ResultsFolder
+from tests.reproduction.page.published import published_page
 
 CONDITIONS = {"clean": "clean data", "corruptions": "random corruptions", "gaussian": "Gaussian noise",
               "flips": "label flips"}  # fmt: skip
@@ -39,7 +40,7 @@ def page() -> str:
 @cache
 def whole_text(folder: Path) -> str:
     """The front page and all chapters."""
-    page = build_page(ResultsFolder(folder))
+    page = published_page() if folder == RESULTS else build_page(ResultsFolder(folder))
     return "\n".join([front_page(page)[0], *site_pages(page).values()])
 
 

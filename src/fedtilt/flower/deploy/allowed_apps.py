@@ -41,12 +41,7 @@ def _digest(content: bytes) -> str:
 
 
 def allow(home: Path, app: str) -> str:
-    """Allow the site in a folder to run an app, given as a digest or as the folder of the project; returns its digest.
-
-    Args:
-        home: the folder of the site
-        app: `sha256:` and 64 hexadecimal digits, or the folder of a project that the operator has read
-    """
+    """Allow the site in a folder to run an app: a digest, or the folder of a project; returns the digest."""
     digest, path = app.lower(), home / FILE_NAME
     if not digest.startswith(_PREFIX):
         digest = app_digest(Path(app))

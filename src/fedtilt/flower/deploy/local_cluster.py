@@ -27,13 +27,17 @@ from fedtilt.errors import InputError
 from fedtilt.files import private_folder, read_json, write_bytes, write_json
 from fedtilt.flower.deploy import processes, programs
 from fedtilt.flower.deploy.allowed_apps import ACCEPT_ALL, ALLOWED_VARIABLE, FILE_NAME, allow, app_digest
-from fedtilt.flower.deploy.credentials import KEYS_VARIABLE, make_authority, make_server_certificate, make_site_key
-from fedtilt.flower.deploy.machines import make_port_certificates, make_secret, make_token, write_flwr_config
+from fedtilt.flower.deploy.credentials import KEYS_VARIABLE, make_site_key
+from fedtilt.flower.deploy.machines import CONNECTION, server_commands, site_commands
 from fedtilt.flower.deploy.processes import Process
 from fedtilt.locks import locked
 
-CONNECTION = "cluster"  # the name of the SuperLink in Flower's configuration
 _HEARTBEAT = 75  # seconds after which Flower no longer counts a killed SuperNode as connected, and some to spare
+
+
+def cluster_home(project: Path) -> Path:
+    """The folder of a project's local cluster."""
+    return project / ".fedtilt"
 
 
 @dataclass
@@ -83,8 +87,6 @@ class LocalCluster:
             self.id, self.port = secrets.token_hex(8), free_port()
             self._save()
             try:
-                if self.tls:
-                    self._make_certificates()
                 is_new = not (self.home / "link" / "link.db").exists()
                 self.start_superlink()
                 if not is_new:
@@ -156,15 +158,6 @@ class LocalCluster:
         message = f"the SuperLink still counts sites that were stopped; see {self.server_log_file}"
         _wait_until(lambda: self.connected_sites() <= others, _HEARTBEAT, lambda: message, interval=3)
 
-    def _make_certificates(self) -> None:
-        folder = self.home / "certificates"
-        if not (folder / "ca.crt").exists():
-            make_authority(folder)
-        make_server_certificate(folder, [programs.HOST, "localhost"])
-        for site in range(self.sites):
-            if not self.key_file(site).exists():
-                make_site_key(self.key_file(site))
-
     def key_file(self, site: int) -> Path:
         """The private key of a site."""
         return self.home / "certificates" / f"site-{site}"
@@ -187,38 +180,29 @@ class LocalCluster:
 
     def start_superlink(self) -> None:
         """Start the SuperLink and its SuperExec, and wait until it responds."""
-        folder, certificates = self.home / "link", self.home / "certificates" if self.tls else None
-        secret, token = make_secret(folder), make_token(folder)
-        write_flwr_config(self.home, CONNECTION, self.port, self._authority, token)
-        env = self._environment(folder) | {programs.TOKEN_VARIABLE: str(token)}
+        folder = self.home / "link"
+        commands = server_commands(self.home, [programs.HOST, "localhost"], self.port, tls=self.tls)
+        env = self._environment(folder) | commands.env
         if self.tls:
             env[KEYS_VARIABLE] = str(self.home / "certificates")
-        command = programs.superlink(self.port, folder / "link.db", secret, certificates)
-        self.link = [processes.start(command, env, self.server_log_file, folder)]
+            for site in range(self.sites):
+                if not self.key_file(site).exists():
+                    make_site_key(self.key_file(site))
+        self.link = [processes.start(commands.main, env, self.server_log_file, folder)]
         self._save()
-        _wait_until(self._is_healthy, 60, lambda: f"the SuperLink does not respond; see {self.server_log_file}")
-        command = programs.superexec("server-executor", self.port, secret, self._authority)
-        self.link.append(processes.start(command, env, self.server_log_file, folder))
+        _wait_until(self._responds, 180, lambda: f"the SuperLink does not respond; see {self.server_log_file}")
+        self.link.append(processes.start(commands.executor, env, self.server_log_file, folder))
         self._save()
 
     def start_supernode(self, site: int) -> None:
         """Start the SuperNode of a site and its SuperExec."""
-        folder, port = self.home / f"site-{site}", free_port()
-        secret = make_secret(folder)
-        config: dict[str, object] = {"partition-id": site, "state-dir": str(folder / "state"), ACCEPT_ALL: True}
-        config |= self.node_config.get(site, {})
-        own, credentials = None, None
-        if self._authority is not None:
-            own = make_port_certificates(folder / "port")
-            credentials = (self._authority, self.key_file(site), own)
-        address = f"{programs.HOST}:{self.site_port or self.port}"
-        env = self._environment(folder)
-        node = self.nodes[site] = []
-        for command in (
-            programs.supernode(address, port, config, secret, credentials),
-            programs.superexec("site-executor", port, secret, None if own is None else own / "ca.crt"),
-        ):
-            node.append(processes.start(command, env, self.log_file(site), folder))
+        folder, address = self.home / f"site-{site}", f"{programs.HOST}:{self.site_port or self.port}"
+        config = {"partition-id": site, ACCEPT_ALL: True, **self.node_config.get(site, {})}
+        credentials = None if self._authority is None else (self._authority, self.key_file(site))
+        commands = site_commands(folder, address, free_port(), config, credentials)
+        self.nodes[site] = []
+        for command in (commands.main, commands.executor):
+            self.nodes[site].append(processes.start(command, self._environment(folder), self.log_file(site), folder))
             self._save()
 
     def _environment(self, folder: Path) -> dict[str, str]:
@@ -237,6 +221,11 @@ class LocalCluster:
     @property
     def _authority(self) -> Path | None:
         return self.home / "certificates" / "ca.crt" if self.tls else None
+
+    def _responds(self) -> bool:
+        if not processes.is_alive(self.link[0]):
+            raise InputError(f"the SuperLink has stopped; see {self.server_log_file}")
+        return self._is_healthy()
 
     def _is_healthy(self) -> bool:
         context = None if self._authority is None else ssl.create_default_context(cafile=self._authority)

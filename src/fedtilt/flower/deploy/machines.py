@@ -1,4 +1,4 @@
-"""The files of a real server and of a real site: certificates, keys, secrets, systemd units, the proxy's configuration.
+"""A server and a site: their programs and files (certificates, keys, secrets), and systemd units for real machines.
 
 HOME of the server  certificates/, keys/site-N.pub, link/ with the database and the secrets, runs/, flwr/, units/
 HOME of a site      ca.crt, site.key, site.key.pub, executor.secret, port/ with the certificates of the SuperNode's own
@@ -11,7 +11,9 @@ import os
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from fedtilt.errors import InputError
 from fedtilt.files import private_folder, read_bytes, write_bytes
@@ -27,100 +29,102 @@ from fedtilt.flower.deploy.credentials import (
 )
 from fedtilt.toml_text import format_toml
 
-CONNECTION = "fedtilt"  # the name of the SuperLink in Flower's configuration on the server
+CONNECTION = "fedtilt"  # the name of the SuperLink in Flower's configuration
 _SUPERNODE_PORT = 9094  # on loopback
 
 
-def make_secret(folder: Path) -> Path:
-    """The file of the secret that a SuperExec shares with its SuperLink or SuperNode, made if it is missing."""
-    path = folder / "executor.secret"
-    if not path.exists():
-        write_secret(path, secrets.token_bytes(32))
-    return path
-
-
-def make_token(folder: Path) -> Path:
-    """The file of the token that the SuperLink asks everyone for who submits a run, made if it is missing."""
-    path = folder / "control.token"
+def make_secret(path: Path) -> Path:
+    """A file with a secret, made if it is missing."""
     if not path.exists():
         write_secret(path, secrets.token_hex(32).encode())
     return path
 
 
-def make_port_certificates(folder: Path) -> Path:
-    """The certificates of a SuperNode's port on loopback: nobody who takes the port gets a task of its SuperExec."""
-    if not (folder / "server.crt").exists():
-        make_authority(folder)
-        make_server_certificate(folder, [programs.HOST], days=3650)
-        (folder / "ca.key").unlink()
-    return folder
+class Commands(NamedTuple):
+    """The programs of a server or of a site."""
+
+    main: list[str]  # SuperLink or SuperNode
+    executor: list[str]  # its SuperExec, which runs the project's code
+    env: dict[str, str]  # of both, beside `programs.environment`
+
+
+def server_commands(home: Path, hosts: Sequence[str], port: int, *, days: int = 365, tls: bool = True) -> Commands:
+    """The programs of a server, whose certificates, secrets and configuration of `flwr` are made or renewed."""
+    link, certificates = private_folder(home / "link"), home / "certificates"
+    if tls:
+        if not (certificates / "ca.crt").exists():
+            make_authority(certificates)
+        make_server_certificate(certificates, hosts, days=days)
+    authority = certificates / "ca.crt" if tls else None
+    secret, token = make_secret(link / "executor.secret"), make_secret(link / "control.token")
+    write_flwr_config(home, port, authority, token)
+    main = programs.superlink(port, link / "link.db", secret, certificates if tls else None)
+    executor = programs.superexec("server-executor", port, secret, authority)
+    return Commands(main, executor, {programs.TOKEN_VARIABLE: str(token)})
+
+
+def site_commands(
+    home: Path, server: str, port: int, node_config: Mapping[str, object], credentials: tuple[Path, Path] | None
+) -> Commands:
+    """The programs of a site of the server at HOST:PORT; its secret, key and certificates are made if they are missing.
+
+    `credentials` are the authority of the server and the key of the site; None: no TLS.
+    """
+    secret, config = make_secret(home / "executor.secret"), {"state-dir": str(home / "state"), **node_config}
+    security, own = None, home / "port"
+    if credentials is not None:
+        security = (*credentials, own)  # of its own port: nobody who takes it gets a task of its SuperExec
+        if not (own / "server.crt").exists():
+            make_authority(own)
+            make_server_certificate(own, [programs.HOST], days=3650)
+            (own / "ca.key").unlink()
+        if not credentials[1].exists():
+            make_site_key(credentials[1])
+    main = programs.supernode(server, port, config, secret, security)
+    executor = programs.superexec("site-executor", port, secret, None if security is None else own / "ca.crt")
+    return Commands(main, executor, {ALLOWED_VARIABLE: str(home / FILE_NAME)})
 
 
 def write_server(home: Path, hosts: Sequence[str], *, port: int, superlink_port: int, days: int) -> list[Path]:
     """Write or renew the files of the server; returns the units and the proxy's configuration.
 
-    Args:
-        home: a folder of the user who runs the server
-        hosts: the names and addresses by which the sites reach it
-        port: that the sites see
-        superlink_port: of the SuperLink, on loopback
-        days: how long the server's certificate is valid
+    The sites reach it at these hosts and this port. Its certificate is valid for this number of days.
     """
     home = private_folder(home.resolve())
-    certificates, link = home / "certificates", private_folder(home / "link")
-    if not (certificates / "ca.crt").exists():
-        make_authority(certificates)
-    make_server_certificate(certificates, [*hosts, "localhost", programs.HOST], days=days)
-    token = make_token(link)
-    write_flwr_config(home, CONNECTION, superlink_port, certificates / "ca.crt", token)
-    secret, env = make_secret(link), programs.environment(link / "flwr")
-    server = {KEYS_VARIABLE: str(private_folder(home / "keys")), "FEDTILT_RUNS": str(private_folder(home / "runs"))}
+    commands = server_commands(home, [*hosts, "localhost", programs.HOST], superlink_port, days=days)
+    keys, runs = private_folder(home / "keys"), private_folder(home / "runs")
+    unit = partial(services.unit, home=home, folder=home / "link")
+    env = programs.environment(home / "link" / "flwr")
     units = {
-        "fedtilt-link.service": services.unit(
-            "fedtilt server: Flower SuperLink, on loopback",
-            programs.superlink(superlink_port, link / "link.db", secret, certificates),
-            home=home, folder=link, env=env | {programs.TOKEN_VARIABLE: str(token)}, memory="25%",
+        "fedtilt-link.service": unit(
+            "fedtilt server: Flower SuperLink, on loopback", commands.main, env=env | commands.env, memory="25%"
         ),
-        "fedtilt-executor.service": services.unit(
-            "fedtilt server: Flower SuperExec, which runs the aggregation",
-            programs.superexec("server-executor", superlink_port, secret, certificates / "ca.crt"),
-            home=home, folder=link, env=env | server, memory="50%", after="fedtilt-link.service", is_executor=True,
+        "fedtilt-executor.service": unit(
+            "fedtilt server: Flower SuperExec, which runs the aggregation", commands.executor, memory="50%",
+            env=env | {KEYS_VARIABLE: str(keys), "FEDTILT_RUNS": str(runs)}, after="fedtilt-link.service",
+            is_executor=True,
         ),
-        "fedtilt-proxy.conf": services.nginx_configuration(hosts[0], port, superlink_port, certificates),
+        "fedtilt-proxy.conf": services.nginx_configuration(hosts[0], port, superlink_port, home / "certificates"),
     }  # fmt: skip
     return _write_units(home, units)
 
 
 def write_site(home: Path, site: int, server: str, authority: Path, *, node_config: Mapping[str, object]) -> list[Path]:
-    """Write the files of a site; returns the units.
-
-    Args:
-        home: a folder of the user who runs the site
-        site: its number, from 0 up
-        server: HOST:PORT of the server
-        authority: the server's ca.crt
-        node_config: more keys for the SuperNode's `--node-config`
-    """
+    """Write the files of site 0, 1, … for a server at HOST:PORT with this ca.crt; returns the units."""
     home = private_folder(home.resolve())
     if not authority.is_file():
         raise InputError(f"{authority} does not exist; copy ca.crt from the server")
     if authority.resolve() != home / "ca.crt":
         shutil.copyfile(authority, home / "ca.crt")
-    if not (home / "site.key").exists():
-        make_site_key(home / "site.key")
-    secret, own = make_secret(home), make_port_certificates(home / "port")
-    env = programs.environment(home / "flwr") | {ALLOWED_VARIABLE: str(home / FILE_NAME)}
-    config = {"partition-id": site, "state-dir": str(private_folder(home / "state")), **node_config}
+    private_folder(home / "state")
+    config = {"partition-id": site, **node_config}
+    commands = site_commands(home, server, _SUPERNODE_PORT, config, (home / "ca.crt", home / "site.key"))
+    unit = partial(services.unit, home=home, folder=home, env=programs.environment(home / "flwr") | commands.env)
     units = {
-        "fedtilt-site.service": services.unit(
-            "fedtilt site: Flower SuperNode",
-            programs.supernode(server, _SUPERNODE_PORT, config, secret, (home / "ca.crt", home / "site.key", own)),
-            home=home, folder=home, env=env, memory="25%",
-        ),
-        "fedtilt-site-executor.service": services.unit(
-            "fedtilt site: Flower SuperExec, which runs the training",
-            programs.superexec("site-executor", _SUPERNODE_PORT, secret, own / "ca.crt"),
-            home=home, folder=home, env=env, memory="50%", after="fedtilt-site.service", is_executor=True,
+        "fedtilt-site.service": unit("fedtilt site: Flower SuperNode", commands.main, memory="25%"),
+        "fedtilt-site-executor.service": unit(
+            "fedtilt site: Flower SuperExec, which runs the training", commands.executor, memory="50%",
+            after="fedtilt-site.service", is_executor=True,
         ),
     }  # fmt: skip
     return _write_units(home, units)
@@ -147,11 +151,11 @@ def register_site(home: Path, site: int, key: Path) -> Path:
     return path
 
 
-def write_flwr_config(home: Path, connection: str, port: int, authority: Path | None, token: Path) -> None:
+def write_flwr_config(home: Path, port: int, authority: Path | None, token: Path) -> None:
     """Write Flower's configuration in HOME/flwr: the SuperLink's address on this machine, the owner's token."""
     security = "insecure = true" if authority is None else f"root-certificates = {format_toml(str(authority))}"
     address, flwr_home = f"{programs.HOST}:{port}", private_folder(home / "flwr")
-    text = f'[superlink]\ndefault = "{connection}"\n\n[superlink.{connection}]\naddress = "{address}"\n{security}\n'
+    text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{address}"\n{security}\n'
     write_bytes(flwr_home / "config.toml", text.encode())
     key, value = f"flower.account-auth.{address}.", read_bytes(token).strip()
     # where `flwr` finds what its login leaves; there is no token to renew, and it wants one

@@ -15,11 +15,11 @@ from fedtilt.flower.deploy.allowed_apps import app_digest
 from fedtilt.flower.deploy.project import default_run_config
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.site import DECLARES
-from fedtilt.flower.task import ResolvedTask, Task, yes_or_no
+from fedtilt.flower.site_data import SUMMARY, is_on
+from fedtilt.flower.task import ResolvedTask, Task
 from fedtilt.version import __version__
 
 MARK = "✎"
-_SUMMARY = "share-summary"
 Row = tuple[str, str]
 
 
@@ -31,7 +31,7 @@ def record_of(project: Path, method: str = "", node_config: Mapping[str, Any] | 
         method: the method of its spec, if it has several
         node_config: what the SuperNode's `--node-config` says about sending, where it differs from the defaults
     """
-    node_config, keys = node_config or {}, [_SUMMARY, *(f"declare-{name}" for name in DECLARES)]
+    node_config, keys = node_config or {}, [SUMMARY, *(f"declare-{name}" for name in DECLARES)]
     if unknown := [key for key in node_config if key not in keys]:
         raise InputError(f"--node-config {unknown[0]} does not change what a site sends; use {', '.join(keys)}")
     digest, config = app_digest(project), default_run_config(project)
@@ -99,7 +99,7 @@ def _sent(task: ResolvedTask, node_config: Mapping[str, Any]) -> Iterator[Row]:
             "classes and columns, mean, deviation and quantiles of numbers, names and counts of categories with at "
             f"least {MIN_COUNT} rows"
         )
-        yield "site → server, first", summary if yes_or_no(node_config, _SUMMARY) else f"nothing: {_SUMMARY}=false"
+        yield "site → server, first", summary if is_on(node_config, SUMMARY) else f"nothing: {SUMMARY}=false"
     yield "site → server, to join", "its number, numbers of classes and parameters, digests of initial values"
     sent = ["the shared model that it has trained", "its number of training samples"]
     sent += ["averaged buffers"] if settings.buffers == "average" else []
@@ -109,7 +109,7 @@ def _sent(task: ResolvedTask, node_config: Mapping[str, Any]) -> Iterator[Row]:
     yield "site → server, in every round in which it trains", "; ".join(sent)
     has = {"groups": bool(data.group), "suspects": settings.audit}  # without them, there is nothing to declare
     counts = [
-        with_it if yes_or_no(node_config, f"declare-{name}", default) else without
+        with_it if is_on(node_config, f"declare-{name}", default) else without
         for name, (default, with_it, without) in DECLARES.items()
         if has.get(name, True)
     ]

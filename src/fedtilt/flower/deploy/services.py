@@ -70,15 +70,8 @@ def unit(
 ) -> str:  # fmt: skip
     """A unit of this user, restarted when it ends, whose files only its user can read.
 
-    Args:
-        description: in a few words
-        command: the program with its arguments
-        home: the only folder that it can write
-        folder: where it runs
-        env: its environment
-        memory: the limit of all its processes together, such as "4G" or "50%"
-        after: the unit that starts before it
-        is_executor: whether it runs the code of a project, which then reaches no other machine
+    It runs in `folder` and can write `home` alone; `memory`, such as "4G" or "50%", limits all its processes together.
+    An executor runs the code of a project, which reaches no other machine.
     """
     env = {**env, "XDG_CACHE_HOME": str(home / "cache")}
     return _UNIT.format(

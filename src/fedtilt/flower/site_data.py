@@ -1,0 +1,272 @@
+"""The data of one site: the summary of its table, and the federation in which all other sites have no rows.
+
+If a table does not fit the schema, the site says what differs, in names and kinds of columns alone.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from fedtilt.data import Column, Dataset, Federation, Outliers, Schema
+from fedtilt.data.partition import split_validation
+from fedtilt.data.tables.reader import Source, TableReader, open_reader
+from fedtilt.data.tables.summary import SiteSummary
+from fedtilt.data.tables.values import class_numbers, read_column, read_names
+from fedtilt.data.targets import NumericTarget
+from fedtilt.errors import InputError
+from fedtilt.flower.task import NodeConfig, Task
+from fedtilt.spec import Spec, federation_of, known_schema_of, table_of
+
+SUMMARY = "share-summary"  # in --node-config
+
+
+def site_number(node_config: NodeConfig, sites: float = math.inf) -> int:
+    """The number of the site that a SuperNode's `--node-config` describes."""
+    number = node_config.get("partition-id")
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise InputError(f"--node-config needs partition-id, the site's number from 0 up; got {number!r}")
+    if not 0 <= number < sites:
+        raise InputError(f"partition-id = {number} of this SuperNode is not one of the sites 0 to {sites - 1}")
+    return number
+
+
+def is_on(node_config: NodeConfig, key: str, default: bool = True) -> bool:
+    """A switch in a SuperNode's `--node-config`."""
+    value = node_config.get(key, default)
+    if not isinstance(value, bool):
+        raise InputError(f"{key} in --node-config must be true or false, got {value!r}")
+    return value
+
+
+def site_federation(task: Task, spec: Spec, node_config: NodeConfig, schema: Schema | None) -> Federation:
+    """The federation as one site sees it, with the schema that the server sends."""
+    if not task.has_own_data:
+        return _only_site(federation_of(spec, spec.seed), node_config)
+    number = site_number(node_config, spec.clients.count)
+    if task.table is None:
+        return _single_site(_own_data(task, node_config), number, spec)
+    if schema is None:
+        raise InputError("the server sent no schema, and this site's task has a table function; give both one task")
+    return _single_site(_table_data(task, spec, node_config, schema), number, spec)
+
+
+def _only_site(federation: Federation, node_config: NodeConfig) -> Federation:
+    """The same federation with every other client's rows removed."""
+    number = site_number(node_config, federation.clients)
+
+    def rows_of_site(index: Sequence[Tensor]) -> list[Tensor]:
+        return [rows if n == number else rows[:0] for n, rows in enumerate(index)]
+
+    return dataclasses.replace(
+        federation,
+        train_index=rows_of_site(federation.train_index),
+        validation_index=rows_of_site(federation.validation_index),
+        test_index=rows_of_site(federation.test_index),
+    )
+
+
+def _single_site(data: Dataset, number: int, spec: Spec) -> Federation:
+    """A federation in which only this site has data."""
+    sites, clients = spec.clients.count, spec.clients
+    no_rows = torch.zeros(0, dtype=torch.int64)
+
+    def index(samples: int) -> list[Tensor]:
+        return [torch.arange(samples) if n == number else no_rows for n in range(sites)]
+
+    labels = data.labels("train")
+    train, validation = split_validation(
+        labels, index(len(data.y_train)), clients.max_train, clients.validation, spec.seed
+    )
+    return Federation(
+        dataset=data,
+        outliers=Outliers(kind="none"),
+        client_names=tuple(str(n) for n in range(sites)),
+        train_index=train,
+        validation_index=validation,
+        test_index=index(len(data.y_test)),
+        client_classes=[labels.unique()] * sites,
+        has_outliers=torch.zeros(sites, dtype=torch.bool),
+    )
+
+
+# -- from a data function ----------------------------------------------------------------------------------------------
+
+
+def _own_data(task: Task, node_config: NodeConfig) -> Dataset:
+    """What the data function returns, with its classes in the order of the task."""
+    assert task.data is not None
+    data = task.data(node_config)
+    if not isinstance(data, Dataset):
+        raise InputError(f"the data function must return a fedtilt.data.Dataset, got {type(data).__name__}")
+    if data.schema is not None:
+        raise InputError(
+            "the data function returns a table, whose columns other sites may have in another order; give the task "
+            "a table function instead, and the sites agree on a schema"
+        )
+    if isinstance(data.target, NumericTarget):
+        raise InputError(
+            "the data function returns numbers as targets, whose scale the sites must agree on; give the task a "
+            "table function instead"
+        )
+    if data.target != task.target:
+        raise InputError(
+            f"the data function returns a data set with target = {data.target}, and the task has {task.target}; "
+            "give both the same"
+        )
+    shape = task.input_shape if isinstance(task.input_shape, dict) else tuple(task.input_shape)
+    classes = data.classes if task.target is not None else len(task.class_names)
+    if data.input_shape != shape or data.classes != classes:
+        raise InputError(
+            f"the site's data has samples of shape {data.input_shape} in {data.classes} classes; the task has "
+            f"{shape} in {classes}"
+        )
+    if data.image != task.image:
+        kind = "images" if data.image else "samples that are no images"
+        raise InputError(f"the data function returns {kind}; give the task image={data.image}, for its exports")
+    return data if task.target is not None else _with_class_order(data, task.class_names)
+
+
+def _with_class_order(data: Dataset, class_names: Sequence[str]) -> Dataset:
+    """The same data with its classes in this order; numbers in place of names are taken as they are."""
+    if data.class_names in (tuple(class_names), tuple(map(str, range(data.classes)))):
+        return data
+    unknown = [name for name in data.class_names if name not in class_names]
+    if unknown:
+        raise InputError(
+            f"the site's data has the class {unknown[0]!r}, which the task lacks; its classes are "
+            f"{', '.join(class_names)}"
+        )
+    order = torch.tensor([class_names.index(name) for name in data.class_names])
+    return dataclasses.replace(
+        data, class_names=tuple(class_names), y_train=order[data.y_train], y_test=order[data.y_test]
+    )
+
+
+# -- from a table ------------------------------------------------------------------------------------------------------
+
+
+class SchemaMismatch(InputError):
+    """A table that does not fit the schema; `difference` has no more of the table than names and kinds of columns."""
+
+    def __init__(self, message: str, *, difference: str) -> None:
+        super().__init__(message)
+        self.difference = difference
+
+
+def site_summary(task: Task, spec: Spec, node_config: NodeConfig) -> SiteSummary:
+    """What a site sends of its table, so that all sites agree on one schema, if it shares its summary."""
+    if task.table is None:
+        raise InputError("the server asks for the summary of a table, and this site's task has no table function")
+    number = site_number(node_config, spec.clients.count)
+    if not is_on(node_config, SUMMARY):
+        raise _withheld(known_schema_of(spec))
+    source = _source(task, node_config)
+    with _differences(spec, source, None, shared=True):
+        table = table_of(spec, source, site=number)
+        summary = table.site_summary(spec.data.test_share, spec.seed)
+    _check_few_values(summary, table.schema.min_count)
+    return summary
+
+
+def _source(task: Task, node_config: NodeConfig) -> Source:
+    assert task.table is not None
+    source = task.table(node_config)
+    if source is None:
+        raise InputError(
+            'the table function returned None; give the SuperNode its table: data="/path/to/table.csv" in --node-config'
+        )
+    return source
+
+
+def _check_few_values(summary: SiteSummary, min_count: int) -> None:
+    """Raise SchemaMismatch for a mean over too few values, which would reveal them."""
+    for column in (*summary.columns, *([] if summary.numbers is None else [summary.numbers])):
+        if column.mean is not None and column.rows < min_count:
+            text = (
+                f"has fewer than {min_count} training rows with a value in column {column.name!r}, whose mean would "
+                "reveal them; drop the column, or write its statistics or a smaller min_count into the project's schema"
+            )
+            raise SchemaMismatch(f"this site {text}", difference=text)
+
+
+def _table_data(task: Task, spec: Spec, node_config: NodeConfig, schema: Schema) -> Dataset:
+    """A site's table as a data set, as the agreed schema says."""
+    known, shared, source = known_schema_of(spec), is_on(node_config, SUMMARY), _source(task, node_config)
+    if (schema.roles, schema.is_regression) != (known.roles, known.is_regression):  # the server chooses no target
+        text = "has a project in which other columns are the target, the groups or the like than in the schema"
+        raise SchemaMismatch(f"this site {text}; give the server and all sites one project", difference=text)
+    if not shared and schema != known:
+        raise _withheld(known)
+    with _differences(spec, source, schema, shared=shared):
+        table = table_of(spec, source, site=site_number(node_config, spec.clients.count)).with_schema(schema)
+        return table.to_dataset(spec.data.test_share, spec.seed)
+
+
+def _withheld(known: Schema) -> SchemaMismatch:
+    target = known.numbers if known.is_regression else known.classes
+    missing = "numbers of its target" if known.is_regression else "classes"
+    what = "columns" if not known.columns else missing if target is None else "statistics of its columns"
+    text = f"withholds its summary (share-summary = false), and the project's schema has no {what}"
+    return SchemaMismatch(f"this site {text}; write data.schema with fedtilt data schema", difference=text)
+
+
+@contextmanager
+def _differences(spec: Spec, source: Source, schema: Schema | None, *, shared: bool) -> Iterator[None]:
+    """Make an error about the schema a `SchemaMismatch`; others, which may quote cells, stay as they are."""
+    try:
+        yield
+    except InputError as error:
+        try:
+            difference = _difference(spec, source, schema, shared=shared)
+        except InputError:
+            difference = None  # the table cannot be read at all
+        if difference is None:
+            raise
+        raise SchemaMismatch(str(error), difference=difference) from error
+
+
+def _difference(spec: Spec, source: Source, schema: Schema | None, *, shared: bool) -> str | None:
+    """The first difference between a table and the schema; without `shared`, in the names of the schema alone."""
+    known = known_schema_of(spec)
+    as_text = [] if known.target is None or known.is_regression else [known.target]
+    reader = open_reader(source, text=as_text, files=known.files)
+    for role, name in known.roles:
+        if role != "client" and name not in reader.header:
+            return f"has no column {name!r}, which is the {role}"
+    optional = [column.name for column in known.columns if column.gaps]
+    expected = (schema or known).columns
+    for column in expected:
+        if column.is_feature and column.name not in (*reader.header, *optional):
+            return f"has no column {column.name!r}, which the schema has"
+    taken = {*(name for _, name in known.roles), *spec.data.drop, *(column.name for column in expected)}
+    for name in reader.header:
+        if expected and name not in taken:
+            return f"has {f'the column {name!r}' if shared else 'a column'}, which the schema lacks"
+    for column in expected:
+        if column.name in reader.header and not _can_read(reader, column):
+            return f"has cells in column {column.name!r} that are no {column.kind}"
+    if known.is_regression and known.target is not None and not _can_read(reader, _number(known.target)):
+        return f"has cells in column {known.target!r} that are no number"
+    classes = (schema or known).classes
+    if classes is not None and known.target is not None:
+        names = read_names(reader, known.target, gaps=True)[1]
+        unknown = [name for name in names if name not in class_numbers(names, classes)]
+        if unknown:
+            return f"has {f'the class {unknown[0]!r}' if shared else 'a class'}, which the schema lacks"
+    return None
+
+
+def _number(name: str) -> Column:
+    return Column(name=name, kind="number")
+
+
+def _can_read(reader: TableReader, column: Column) -> bool:
+    try:
+        read_column(reader, column.name, column)
+    except InputError:
+        return False
+    return True
