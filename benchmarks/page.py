@@ -17,9 +17,9 @@ from benchmarks.options import make_parser
 
 TEMPLATE = Path(__file__).parent / "benchmarks.template.md"
 KINDS = (
-    "rounds", "scale", "scale-cuda", "memory", "aggregation", "gpu", "gpu_recipes", "others", "audit-digits",
-    "audit-mnist", "audit-fashion-mnist", "audit-clients", "tuning", "tuning-cost-cpu", "tuning-cost-cuda", "attacks",
-    "screening",
+    "rounds", "scale", "scale-cuda", "memory", "aggregation", "gpu", "gpu_recipes", "others", "others-accuracy",
+    "others-cpu", "audit-digits", "audit-mnist", "audit-fashion-mnist", "audit-clients", "tuning", "tuning-cost-cpu",
+    "tuning-cost-cuda", "attacks", "screening",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median, stdev
 
 from benchmarks.markdown import Record, device_name, machine_text, markdown_table, not_recorded
+from benchmarks.others_cases import CASES
 from benchmarks.page_chart import log_log_chart
 
 PREFIX = "fedtilt: "  # of the names of our implementations
@@ -18,7 +19,9 @@ def sections(records: Mapping[str, Record]) -> dict[str, str]:
         "aggregation": _aggregation(records.get("aggregation")),
         "gpu": _gpu(records.get("gpu")),
         "gpu_recipes": _gpu_recipes(records.get("gpu_recipes")),
-        "others": _others(records.get("others")),
+        "others": _others(records.get("others"), "PYTHONPATH=src python -m benchmarks.others"),
+        "others_accuracy": _others_accuracy(records.get("others-accuracy")),
+        "others_cpu": _others(records.get("others-cpu"), "PYTHONPATH=src python -m benchmarks.others --device cpu"),
     }
 
 
@@ -131,21 +134,52 @@ def _aggregation(record: Record | None) -> str:
     )
 
 
-def _others(record: Record | None) -> str:
+def _others(record: Record | None, command: str) -> str:
     if record is None:
-        return not_recorded("PYTHONPATH=src python -m benchmarks.others")
-    theirs = {row["case"]: row["round_seconds"] for row in record["rows"] if row["implementation"] == "pfl"}
-    rows = [["benchmark", "", "milliseconds per round", "all its rounds", "first round", "speed-up over pfl"]]
+        return not_recorded(command)
+    theirs = {(row["case"], row["implementation"]): row["round_seconds"] for row in record["rows"] if not _is_ours(row)}
+    peers = list(dict.fromkeys(name for _, name in theirs))
+    rows = [["benchmark", "", "milliseconds per round", "all its rounds", "first round"]]
+    rows[0] += [f"speed-up over {peer}" for peer in peers]
     for row in record["rows"]:
-        seconds, name = row["round_seconds"], row["implementation"]
-        is_compared = row["case"] in theirs and name != "pfl"
+        seconds, name, case = row["round_seconds"], row["implementation"], row["case"]
+        compared = [theirs.get((case, peer)) if _is_ours(row) else None for peer in peers]
         rows.append(
             [
-                row["title"], f"**{name}**" if name != "pfl" else name, f"{1e3 * seconds:,.1f}",
+                row["title"], f"**{name}**" if _is_ours(row) else name, f"{1e3 * seconds:,.1f}",
                 f"{row['rounds']:,} rounds: {_duration(seconds * row['rounds'])}",
-                f"{row['first_round_seconds']:.1f} s", f"{theirs[row['case']] / seconds:.0f} ×" if is_compared else "",
+                f"{row['first_round_seconds']:.1f} s",
+                *("" if other is None else _ratio(other / seconds) for other in compared),
             ]
         )  # fmt: skip
+    cases = dict.fromkeys(row["case"] for row in record["rows"])
+    published = [f"- {CASES[case].title}: {CASES[case].published}" for case in cases if _published(case)]
+    figures = "\nPublished by the authors of these benchmarks, on their machines:\n\n" + "\n".join(published) + "\n"
+    return f"{machine_text(record)}.\n\n{markdown_table(rows)}{figures if published else ''}"
+
+
+def _is_ours(row: Record) -> bool:
+    return str(row["implementation"]).startswith("fedtilt")
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.0f} ×" if value >= 10 else f"{value:.1f} ×"
+
+
+def _published(case: str) -> str:
+    return CASES[case].published if case in CASES else ""
+
+
+def _others_accuracy(record: Record | None) -> str:
+    if record is None:
+        return not_recorded("PYTHONPATH=src python -m benchmarks.others_accuracy")
+    last = sorted({row["rounds"][-1] for row in record["rows"]})
+    shown = sorted({200, 400, *last})
+    rows = [["accuracy on all test images, %", "seed", *(f"round {number:,}" for number in shown)]]
+    for row in record["rows"]:
+        tested = dict(zip(row["rounds"], row["accuracy"], strict=True))
+        name = f"**{row['implementation']}**" if _is_ours(row) else row["implementation"]
+        rows.append([name, str(row["seed"]), *(f"{tested[n]:.2f}" if n in tested else "" for n in shown)])
     return f"{machine_text(record)}.\n\n{markdown_table(rows)}"
 
 

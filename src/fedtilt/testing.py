@@ -24,7 +24,7 @@ from fedtilt.errors import InputError
 from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.methods import Method, ditto, fedavg
 from fedtilt.methods.aggregators import FLTrust
-from fedtilt.methods.method import COMPONENTS
+from fedtilt.methods.component import COMPONENTS
 from fedtilt.models import mlp
 from fedtilt.parts import Tensors
 from fedtilt.simulation.loop import simulate_prepared

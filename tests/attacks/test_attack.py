@@ -296,5 +296,5 @@ def test_client_momentum_is_a_moving_average_of_updates(tmp_path: Path) -> None:
     resumed = ft.run([method], same, net, rounds=3, out=tmp_path / "stopped", **settings)
     assert torch.equal(shared(resumed)["fedavg"], shared(result)["fedavg"])
     assert not torch.equal(shared(first)["fedavg"], shared(result)["fedavg"])
-    with pytest.raises(InputError, match=r"client_momentum of method 'fedavg' must be in \[0, 1\), got 1"):
+    with pytest.raises(InputError, match=r"client_momentum of method 'fedavg' must be a number ≥ 0 and < 1, got 1"):
         ft.fedavg(client_momentum=1.0)

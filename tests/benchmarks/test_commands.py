@@ -13,7 +13,14 @@ import torch
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile", "benchmarks/README.md")]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
-SLOW = ("rounds", "cluster overhead", "cluster memory", "cluster states", "cluster aggregation")  # start processes
+SLOW = (
+    "rounds",
+    "sites",
+    "cluster overhead",
+    "cluster memory",
+    "cluster states",
+    "cluster aggregation",
+)  # start processes
 CANNOT_RUN = re.compile(
     r"(this benchmark|--device cuda) needs (a CUDA device, and this machine has none"
     r"|\w+, which is not installed; pip install .+)\n"

@@ -74,7 +74,7 @@ def test_the_pages_and_figures_match_the_records_of_one_version() -> None:
 
 def test_without_records_the_page_names_the_commands() -> None:
     page = render_page({})
-    assert page.count("Not recorded yet") == 12
+    assert page.count("Not recorded yet") == 14
     assert "run `make bench`" in page
     assert "Not recorded yet" in attacks.render(None)
     assert figures({}) == {}
@@ -92,6 +92,24 @@ def test_benchmarks_of_others_have_the_speed_up_over_pfl_in_the_same_run() -> No
     assert table_row(page, "The a | **fedtilt")[2:] == ["20.0", "1,500 rounds: 30 s", "4.0 s", "25 ×"]
     assert table_row(page, "The a | pfl")[2:] == ["500.0", "1,500 rounds: 12.5 min", "4.0 s", ""]
     assert table_row(page, "The b")[-1] == ""
+
+
+def test_a_benchmark_on_the_cpu_has_a_speed_up_over_every_simulator() -> None:
+    row = {"case": "flute-mnist", "title": "LR", "rounds": 100, "first_round_seconds": 1.0}
+    names = {"fedtilt, float32": 0.01, "pfl": 0.05, "Flower": 0.2}
+    rows = [row | {"implementation": name, "round_seconds": seconds} for name, seconds in names.items()]
+    page = render_page(by_kind(record("others-cpu", rows=rows)))
+    assert table_row(page, "LR | **fedtilt")[-2:] == ["5.0 ×", "20 ×"]
+    assert table_row(page, "LR | Flower")[-2:] == ["", ""]
+    assert "Flower 30:14" in page
+
+
+def test_accuracies_are_compared_at_the_last_rounds_of_both() -> None:
+    ours = {"implementation": "fedtilt, tf32", "seed": 0, "rounds": [800, 1500], "accuracy": [69.0, 70.45]}
+    pfl = {"implementation": "pfl, 5 processes", "seed": 0, "rounds": [800], "accuracy": [69.04]}
+    page = render_page(by_kind(record("others-accuracy", rows=[ours, pfl])))
+    assert table_row(page, "**fedtilt, tf32** | 0")[1:] == ["0", "", "", "69.00", "70.45"]
+    assert table_row(page, "pfl, 5 processes")[1:] == ["0", "", "", "69.04", ""]
 
 
 def test_a_table_has_the_median_round_the_speed_up_and_the_share_of_the_peak() -> None:

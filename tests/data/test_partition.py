@@ -29,7 +29,7 @@ PARTITIONS = {
     "iid": lambda a, b, g: iid(a, b, 20, g),
     "classes": lambda a, b, g: by_classes(a, b, 20, 3, g),
     "dirichlet": lambda a, b, g: dirichlet(a, b, 20, 0.5, g),
-    "column": lambda a, b, g: by_column(a, b),
+    "column": lambda a, b, g: by_column(a, b, 10),
 }
 
 
@@ -116,7 +116,7 @@ def test_a_class_without_training_data_has_no_client():
 
 
 def test_column_keeps_clients_without_test_data():
-    part = by_column(torch.tensor([2, 0, 1]), torch.tensor([0]))
+    part = by_column(torch.tensor([2, 0, 1]), torch.tensor([0]), 3)
     assert [rows.tolist() for rows in part.train] == [[1], [2], [0]]
     assert [rows.tolist() for rows in part.test] == [[0], [], []]
 

@@ -10,7 +10,7 @@ from fedtilt.engine.client import ClientUpdate, plan
 from fedtilt.engine.server import server_update
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import initial_server
-from fedtilt.methods.server_optimizers import SERVER_OPTIMIZERS
+from fedtilt.methods import COMPONENTS
 from fedtilt.parts import Parts
 from fedtilt.training import LocalJob
 from tests.helpers import plain_loop
@@ -67,7 +67,7 @@ def test_steps_computed_by_hand(name: str, momentum: float | None, beta: float) 
     assert server.keys() == {"parameters"} | kept
 
 
-@pytest.mark.parametrize("name", SERVER_OPTIMIZERS)
+@pytest.mark.parametrize("name", COMPONENTS["optimizer"])
 def test_an_optimizer_of_the_method_is_that_of_the_run(name: str) -> None:
     settings = {"lr": LR, "momentum": 0.5} | ({} if name == "sgd" else {"epsilon": EPSILON})
     method = ft.fedavg(optimizer={"rule": name, **settings})

@@ -106,6 +106,7 @@ def test_what_clients_have_in_common_is_sent_once() -> None:
     assert own[3][1].start is jobs[3][1].start
 
 
+@pytest.mark.slow
 def test_an_error_of_a_task_names_the_task(cluster: LoopbackCluster) -> None:
     def diverges(report: Report, notice: Callable[[str], None]) -> None:
         raise Diverged("w is not finite; lower lr", methods=["a"])

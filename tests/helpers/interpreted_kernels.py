@@ -26,7 +26,10 @@ from fedtilt.training.stacked.buffers import Recipe
 from fedtilt.training.stacked.stack import kernel_net
 
 CLASSES = 3
-CLIENT_SETTINGS = ((0.0, 0.0, 0.0), (0.5, 5.0, -2.0), (0.1, -math.inf, math.inf), (0.1, 1e-6, 1e-12))  # prox, tau, lam
+CLIENTS = (  # samples, and (prox, tau, lam) of the jobs
+    (7, ((0.0, 0.0, 0.0), (0.5, 5.0, -2.0))),
+    (10, ((0.1, -math.inf, math.inf), (0.1, 1e-6, 1e-12))),
+)
 
 
 def _cnn_with_hidden_layer(shape: tuple[int, ...], channels: tuple[int, ...], hidden: int) -> nn.Sequential:
@@ -59,9 +62,9 @@ CASES = {
 PRECISIONS = {"odd images": ("float32", "bfloat16"), "mlp": ("float32", "bfloat16")}  # the others: float32
 OPTIMIZERS = [  # besides plain SGD
     ("large batches", SGD(momentum=0.9, weight_decay=0.1)),
-    ("large batches", SGD(weight_decay=0.1)),
     ("large batches", Adam(weight_decay=0.1)),
-    ("large batches", SGD(momentum=0.9, nesterov=True)),
+    ("mlp", SGD(weight_decay=0.1)),
+    ("mlp", SGD(momentum=0.9, nesterov=True)),
     ("cnn", AdamW(weight_decay=0.1)),
 ]
 
@@ -86,17 +89,17 @@ def _max(values: Iterable[torch.Tensor]) -> float:
 
 
 def make_jobs(model: nn.Module, shape: tuple[int, ...], batch_size: int) -> tuple[list[LocalJob], list[Batches]]:
-    """Two clients of unequal size, the last batches partial, several settings each."""
+    """Two clients of unequal size, the last batches partial, two jobs each."""
     rng = torch.Generator().manual_seed(0)
     received = models.parameters_to_vector(model)
     jobs, batches = [], []
-    for client, samples in enumerate((7, 10)):
+    for client, (samples, settings) in enumerate(CLIENTS):
         x = torch.randn(samples, *shape, generator=rng)
         y = torch.randint(0, CLASSES, (samples,), generator=rng)
         groups = {"ward": torch.arange(samples) % 2 * 200}
         data = make_batches(x, y, seed=1, round=2, client=client, epochs=1, batch_size=batch_size, groups=groups)
         personal = received + 0.1 * torch.randn(len(received), generator=rng)
-        for prox, tau, lam in CLIENT_SETTINGS:
+        for prox, tau, lam in settings:
             jobs.append(LocalJob(start=personal, anchor=received, prox=prox, tau=tau, lam=lam, lr=0.2))
             batches.append(data)
     return jobs, batches

@@ -175,8 +175,8 @@ def test_a_component_of_the_user_is_named_by_its_module(own: str) -> None:
         ("local", [], "local: local names no parameters; give patterns such as ['last']"),
         ("local", {"first_epochs": 2, "trains": False}, "first_epochs = 2 has no effect with trains = False"),
         ("local", {"trains": 1}, "local: local: trains must be True or False, got 1"),
-        ("objective", {"levels": [["ward"]]}, "objective: levels are pairs of groups and a tilt"),
-        ("objective", {"levels": [["a", 1], ["a", 2]]}, "objective: levels have 'a' twice; name every level once"),
+        ("objective", {"levels": [["ward"]]}, "objective: tilted: levels are pairs of groups, each once, and a tilt"),
+        ("objective", {"levels": [["a", 1], ["a", 2]]}, "objective: tilted: levels are pairs of groups, each once"),
         (
             "aggregator",
             "no_such_module:Rule",

@@ -110,11 +110,11 @@ WRONG_VALUES = [
     ),
     (
         ["methods.ditto.aggregator={rule='tilted', steps=[1]}"],
-        r"aggregator of method 'ditto': steps are \(count ≥ 1, size > 0\), got \(1,\)",
+        r"aggregator of method 'ditto': tilted: steps are \(count ≥ 1, size > 0\), got \(1,\)",
     ),
     (
         ["methods.ditto.aggregator={rule='tilted', steps=[0, 1.0]}"],
-        r"aggregator of method 'ditto': steps are \(count ≥ 1, size > 0\), got \(0, 1.0\)",
+        r"aggregator of method 'ditto': tilted: steps are \(count ≥ 1, size > 0\), got \(0, 1.0\)",
     ),
     (
         ["methods.ditto.aggregator={rule='tilted', q=nan}"],
@@ -132,8 +132,8 @@ WRONG_VALUES = [
         ["methods.ditto.weighting=fedtilt.methods.aggregators:Krum"],
         r"weighting of method 'ditto' = 'fedtilt.methods.aggregators:Krum' is not a class of Weighting; make it a sub",
     ),
-    (["methods.ditto.objective={levels=5}"], r"objective of method 'ditto': levels must be a list of pairs"),
-    (["methods.fedtilt.levels=5"], r"method 'fedtilt': levels must be a list of pairs"),
+    (["methods.ditto.objective={levels=5}"], r"objective of method 'ditto': tilted: levels are pairs"),
+    (["methods.fedtilt.levels=5"], r"method 'fedtilt': tilted: levels are pairs"),
     (["methods.ditto.name=fedavg"], r"two methods are named 'fedavg'"),
     (
         ["methods.fedavg.alpha=1"],

@@ -276,7 +276,8 @@ def test_any_depth_and_batch_size(backend: str, optimizer: Optimizer, hidden: tu
     model = models.build(lambda: models.mlp(SHAPE, CLASSES, hidden), SHAPE, CLASSES, seed=7)
     received = models.parameters_to_vector(model)
     rng = torch.Generator().manual_seed(8)
-    x, y = torch.randn(37, *SHAPE, generator=rng), torch.randint(0, CLASSES, (37,), generator=rng)
+    samples = min(37, 10 * size)
+    x, y = torch.randn(samples, *SHAPE, generator=rng), torch.randint(0, CLASSES, (samples,), generator=rng)
     data = make_batches(x, y, seed=3, round=1, client=0, epochs=1, batch_size=size)
     personal = received + 0.05 * torch.randn(len(received), generator=rng)
     jobs = [

@@ -74,7 +74,7 @@ def test_attention_with_dropout_is_softmax_of_scores_with_weights_dropped(settin
     q, k, v = torch.randn(3, 2, 4, 5, 8, generator=torch.Generator().manual_seed(0)).unbind()
     with keyed_dropout() as masks:
         masks.start(torch.tensor(7), 1)
-        means = torch.stack([F.scaled_dot_product_attention(q, k, v, dropout_p=0.2, **settings) for _ in range(4000)])
+        means = torch.stack([F.scaled_dot_product_attention(q, k, v, dropout_p=0.2, **settings) for _ in range(1000)])
     assert (means.mean(0) - F.scaled_dot_product_attention(q, k, v, **settings)).abs().max() < 0.1
     assert means.std(0).max() > 0.1
 

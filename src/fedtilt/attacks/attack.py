@@ -218,14 +218,7 @@ def with_trigger(images: Tensor, white: float) -> Tensor:
 def check_tolerated(
     methods: Sequence[Method], attackers: Collection[int], clients: int, settings: "TrainSettings"
 ) -> tuple[str, ...]:
-    """Raise InputError if a rule is set for fewer bad clients than attack; name rounds that have more by chance.
-
-    Args:
-        methods: the methods of the run
-        attackers: the clients that attack
-        clients: how many there are
-        settings: the settings of the run, which select the clients of a round
-    """
+    """Raise InputError if a rule is set for fewer bad clients than attack; name rounds that have more by chance."""
     notices = []
     share, count = len(attackers) / clients, settings.clients_per_round(clients)
     secret = settings.privacy is not None and settings.privacy.randomness == "secret"

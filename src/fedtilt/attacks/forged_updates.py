@@ -36,16 +36,7 @@ def forge(
     seed: int,
     round: int,
 ) -> dict[int, ClientUpdate]:
-    """The updates of a round, those of attackers forged.
-
-    Args:
-        attack: its kind and strength
-        rule: what the server does with the models of these updates, in the order of client numbers
-        updates: client → what it trained
-        attackers: the clients that attack
-        seed: the seed of the run, for noise
-        round: the number of the round
-    """
+    """The updates of a round, in the order of client numbers, those of attackers forged; `rule` is the server's."""
     received = rule.round.received
     bad = sorted(client for client in updates if client in attackers)
     if not bad or round < attack.from_round or (attack.kind in POISONING and attack.strength == 1):
@@ -77,14 +68,7 @@ def forge(
 
 
 def forged_update(kind: str, own: Tensor, honest: Tensor, strength: float, key: int = 0) -> Tensor:
-    """The update (P,) that an attacker sends.
-
-    Args:
-        kind: of `attack.KINDS`
-        own: what it trained, (P,)
-        honest: what honest clients trained, (H, P)
-        strength: see `Attack`
-        key: of its noise
+    """The update (P,) that an attacker sends who trained `own`, where honest clients trained (H, P).
 
     >>> own, honest = torch.tensor([1.0]), torch.tensor([[1.0], [3.0]])
     >>> [round(forged_update(kind, own, honest, 1.0).item(), 2) for kind in ("sign_flip", "alie", "ipm", "mimic")]
@@ -151,12 +135,7 @@ def damage_of(
 ) -> Callable[[float], float]:
     """Strength → the distance of the aggregated model from the honest mean.
 
-    Args:
-        rule: the aggregation of this round
-        known: the updates of the honest clients, in the order of client numbers, (H, P)
-        is_bad: of every client of the round, whether it attacks: it sends base + strength · direction
-        base: (P,)
-        direction: (P,)
+    The honest clients send the updates `known` (H, P), those that attack (`is_bad`) base + strength · direction.
     """
     start, root = rule.round.received, rule.round.root
     fixed = [torch.zeros_like(start), base, direction, *([] if root is None else [root - start])]

@@ -24,8 +24,8 @@ def setting(
     default: Any, meaning: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None,
     lt: float | None = None, choices: Iterable[Any] = (), example: Any = None, allowed: str = "", heading: str = "",
     inf: bool = False, only_with: Mapping[str, Iterable[Any]] | None = None,
-    check: Callable[[Any], object] | None = None, in_table: bool = True, named: Mapping[str, Any] | None = None,
-    own: str = "",
+    check: Callable[[Any], object] | None = None, convert: Callable[[Any], Any] | None = None, in_table: bool = True,
+    named: Mapping[str, Any] | None = None, own: str = "",
 ) -> Any:  # fmt: skip
     """A field; with a default of None it is optional.
 
@@ -43,6 +43,7 @@ def setting(
         heading: stands above this and the following settings in the annotated spec
         only_with: another setting → the values with which this one has an effect; empty: all but its default
         check: whether a value of the right type is possible, in a file
+        convert: a value that its type does not describe, as it is kept; raises InputError
         in_table: whether it is a key of its table in a file
         named: the classes of `NamedSettings` that it may be an object of, by name
         own: how a file names the user's own
@@ -50,7 +51,8 @@ def setting(
     limits = {key: value for key, value in {"ge": ge, "gt": gt, "le": le, "lt": lt}.items() if value is not None}
     metadata = {
         "meaning": meaning, "limits": limits, "choices": tuple(choices), "example": example, "allowed": allowed,
-        "heading": heading, "inf": inf, "check": check, "in_table": in_table, "named": named or {}, "own": own,
+        "heading": heading, "inf": inf, "check": check, "convert": convert, "in_table": in_table, "own": own,
+        "named": named or {},
         "only_with": {name: tuple(values) for name, values in (only_with or {}).items()},
     }  # fmt: skip
     if isinstance(default, dict):
@@ -135,6 +137,8 @@ def is_within(value: float, limits: Mapping[str, float], inf: bool) -> bool:
 
 def check_value(field: Field[Any], value: Any) -> Any:
     """The value as a plain int, float, bool, text or tuple within the limits of its field, or an InputError."""
+    if (convert := field.metadata.get("convert")) is not None:
+        return convert(value)
     name, limits, choices = field.name, field.metadata.get("limits", {}), field.metadata.get("choices", ())
     inf = field.metadata.get("inf", True)  # a plain field, of a user's component, has no limits
     kinds = alternatives(field.type)
@@ -143,7 +147,7 @@ def check_value(field: Field[Any], value: Any) -> Any:
     if items is not None and not (isinstance(value, str) and str in kinds):
         if isinstance(value, str) or not isinstance(value, Iterable):
             raise InputError(f"{name} must be a list, got {value!r}")
-        return tuple(_check_number(part, name, limits, inf) if float in items else str(part) for part in value)
+        return tuple(check_number(part, name, limits, inf) if float in items else str(part) for part in value)
     if bool in types:
         if not isinstance(value, bool):
             raise InputError(f"{name} must be True or False, got {value!r}")
@@ -151,13 +155,13 @@ def check_value(field: Field[Any], value: Any) -> Any:
     if int in types:
         return whole(value, name, limits.get("ge"))
     if float in types:
-        return _check_number(value, name, limits, inf)
+        return check_number(value, name, limits, inf)
     if choices and value not in choices:
         raise InputError(f"unknown {name} {value!r}; choose one of {', '.join(choices)}")
     return value
 
 
-def _check_number(value: Any, name: str, limits: Mapping[str, float], inf: bool) -> float:
+def check_number(value: Any, name: str, limits: Mapping[str, float], inf: bool = False) -> float:
     """A number within the limits, or an InputError."""
     value = number(value, name)
     if not is_within(value, limits, inf):

@@ -51,14 +51,12 @@ def iid(y_train: Tensor, y_test: Tensor, clients: int, rng: np.random.Generator)
     return Partition(_sorted_tensors(train), _sorted_tensors(test))
 
 
-def by_column(client_train: Tensor, client_test: Tensor, clients: int | None = None) -> Partition:
+def by_column(client_train: Tensor, client_test: Tensor, clients: int) -> Partition:
     """One client for each number in a column; numbers start at 0.
 
-    >>> by_column(torch.tensor([1, 0, 1]), torch.tensor([0])).train
+    >>> by_column(torch.tensor([1, 0, 1]), torch.tensor([0]), 2).train
     [tensor([1]), tensor([0, 2])]
     """
-    if clients is None:
-        clients = 1 + max(int(column.max()) if len(column) else -1 for column in (client_train, client_test))
     return Partition(_indices_by_owner(client_train, clients), _indices_by_owner(client_test, clients))
 
 
@@ -78,14 +76,10 @@ def by_classes(
             "the classes of the training data"
         )
     client_classes = class_sets(clients, len(labels), classes_per_client, rng)  # (clients, k) positions in labels
-    pieces: tuple[list[list[np.ndarray]], list[list[np.ndarray]]] = (
-        [[] for _ in range(clients)],
-        [[] for _ in range(clients)],
-    )
+    pieces: list[list[list[np.ndarray]]] = [[[] for _ in range(clients)] for _ in range(2)]  # of train and test
     for position, label in enumerate(labels.tolist()):
-        owners = rng.permutation(
-            np.flatnonzero((client_classes == position).any(axis=1))
-        )  # the first may get one sample more
+        owners = np.flatnonzero((client_classes == position).any(axis=1))
+        owners = rng.permutation(owners)  # the first may get one sample more
         for split, y in zip(pieces, (y_train, y_test), strict=True):
             rows = rng.permutation(np.flatnonzero(y.numpy() == label))
             if split is pieces[0] and len(rows) < len(owners):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedtilt.data.groups import CLASS
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.engine.state import client_slot, in_slot, slot_of
+from fedtilt.engine.state import client_slot, in_slot, slot_of, tensors_on
 from fedtilt.methods import ClientStep, Method, Moreau
 from fedtilt.methods.component import check_slot
 from fedtilt.methods.objectives import PropFair, Tilted
@@ -35,17 +35,9 @@ def plan(
 ) -> dict[str, LocalJob]:  # fmt: skip
     """The local jobs of a client by the model they train: "shared" and, if the method has them, "personal".
 
-    Both have the received w as their anchor, so they are independent of each other.
-
-    Args:
-        method: the method
-        received: what the server sends: parameters, if they are averaged buffers, and what components broadcast
-        client_state: empty if the client is selected for the first time
-        parts: the parts of the model and its initial values
-        settings: the recipe of the run
-        round: its number, for the schedule
-        group: what tau tilts over: the federation's groups, else the classes
-        net: the model, for a method with `training`
+    Both have the received w as their anchor, so they are independent of each other. `received` is the state of the
+    server, or what it sends of it; a client that is selected for the first time has an empty state. The `group` is what
+    tau tilts over, and `net` is for a method with `training`.
     """
     parts = parts.keeping(method.local_names)
     w, w_buffers = client_model(parts, received, client_state)
@@ -67,7 +59,7 @@ def plan(
         buffers=w_buffers if trains_buffers else None, measures_loss=method.needs_losses, **recipe,
     )  # fmt: skip
     if method.training is not None:
-        slot = _to(device, client_slot(method, parts, client_state, "training", net))
+        slot = tensors_on(device, client_slot(method, parts, client_state, "training", net))
         broadcast = slot_of(received, "training")
         shapes = tuple((name, tuple(broadcast[name].shape)) for name in sorted(broadcast))
         return {
@@ -77,7 +69,7 @@ def plan(
             )
         }  # fmt: skip
     if method.correction is not None:
-        slot = _to(device, client_slot(method, parts, client_state, "correction"))
+        slot = tensors_on(device, client_slot(method, parts, client_state, "correction"))
         drift = parts.expand(method.correction.drift(slot_of(received, "correction"), slot))
         shared = replace(shared, prox=method.prox or method.correction.prox, drift=drift)
     if method.local is not None and (method.local.first_epochs is not None or not method.local.trains):
@@ -119,20 +111,12 @@ def _on(device: torch.device, values: Tensor | None) -> Any:
     return None if values is None else values.to(device)
 
 
-def _to(device: torch.device, tensors: Tensors) -> dict[str, Tensor]:
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
-
-
 def client_model(
     parts: Parts, server: Tensors, client_state: Tensors, *, personal: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """The parameters (T,) and buffers (B,) of the model that a client uses; buffers are None if they never change.
+    """The parameters (T,) and buffers (B,) of a client's shared model with its local parts, or of its personal model.
 
-    Args:
-        parts: the parts of the model
-        server: the state of the server
-        client_state: the state of the client; empty if it was never selected
-        personal: its personal model instead of the shared one with its local parts
+    Buffers are None if they never change; a client that was never selected has an empty state.
     """
     if personal and "personal" in client_state:
         return client_state["personal"], client_state.get("personal_buffers")
@@ -156,19 +140,7 @@ def finish(
     method: Method, jobs: Mapping[str, LocalJob], trained: Mapping[str, Trained], client_state: Tensors, *,
     parts: Parts, settings: TrainSettings, rows: int, samples: float, net: nn.Module | None = None,
 ) -> tuple[ClientUpdate, dict[str, Tensor]]:  # fmt: skip
-    """What a client sends, and its next state.
-
-    Args:
-        method: the method
-        jobs: the jobs of `plan`
-        trained: the trained models of these jobs
-        client_state: the state of the client before
-        parts: the parts of the model
-        settings: the recipe of the run
-        rows: how many samples the client trains on
-        samples: how much they count: their number, or the sum of their weights
-        net: the model, for a method with `training`
-    """
+    """What a client sends, and its next state; its `rows` of data count as `samples`, by their weights."""
     parts = parts.keeping(method.local_names)
     shared = trained["shared"]
     model = shared.parameters
@@ -202,7 +174,7 @@ def finish(
         initial = client_slot(method, parts, {}, "correction")
         step = ClientStep(
             received=parts.shared(job.start), trained=update.parameters, drift=parts.shared(job.drift),
-            slot=_to(model.device, client_slot(method, parts, client_state, "correction")),
+            slot=tensors_on(model.device, client_slot(method, parts, client_state, "correction")),
             steps=step_count(job, rows, settings.batch_size, settings.last_batch), lr=job.lr,
         )  # fmt: skip
         sent, slot = method.correction.client_step(step)

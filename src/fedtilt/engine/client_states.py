@@ -95,12 +95,7 @@ class ClientStates:
         return self._rounds.get(owner, 0)
 
     def get(self, owner: Owner, *, fetch: bool = True) -> Tensors:
-        """The client's tensors by name; empty for a client that was never selected.
-
-        Args:
-            owner: the method and the client
-            fetch: whether `RemoteTensor`s are replaced by their values
-        """
+        """The client's tensors by name, without `fetch` as `RemoteTensor`s; empty for one that was never selected."""
         if owner in self._in_memory:
             state = self._in_memory[owner]
             try:
@@ -302,12 +297,7 @@ class RestartPoint:
         self._losses = 0
 
     def save(self, state: FederationState, *, on_nodes: bool) -> None:
-        """Make this state the restart point, if one is due.
-
-        Args:
-            state: between two rounds
-            on_nodes: whether the models of the next round stay on the nodes
-        """
+        """Make this state the restart point, if one is due; `on_nodes`: the next models stay on the nodes."""
         is_due = self._stored is None or state.round >= self._round + _ROUNDS or state.client_states.is_saved
         if on_nodes and not is_due:
             return

@@ -233,12 +233,7 @@ def _trains_apart(method: Method) -> bool:
 
 
 def make_executor(prepared: PreparedRun, notice: Callable[[str], None]) -> Executor:
-    """The executor that the settings of a run ask for; by default, the fastest on this machine.
-
-    Args:
-        prepared: the run
-        notice: called with messages for the user
-    """
+    """The executor that the settings of a run ask for; by default, the fastest on this machine."""
     federation, settings, device = prepared.federation, prepared.settings, prepared.device
     backend, workers = prepared.backend.name, settings.workers
     training = ClientTraining(federation, prepared.net, backend, BatchSettings.of(settings))

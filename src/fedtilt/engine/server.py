@@ -127,29 +127,17 @@ def server_update(
     server: Tensors,
     updates: Mapping[int, ClientUpdate],
     settings: TrainSettings,
-    mechanism: GaussianMechanism | None = None,
+    mechanism: GaussianMechanism | None = None,  # of this round, with `settings.privacy`
     *,
-    selected: int | None = None,
+    selected: int | None = None,  # how many clients were asked for an update; None: as many as sent one
     round: int = 1,
-    root: Tensor | None = None,
-    clients: int | None = None,
-    are_valid: bool = False,
+    root: Tensor | None = None,  # with FLTrust, the model that the server trained on its root set
+    clients: int | None = None,  # how many there are; None: as many as were asked
+    are_valid: bool = False,  # whether the updates have been checked
 ) -> ServerUpdate:
     """Aggregate the clients' w_n into the next w; invalid models are rejected and reported.
 
     Clients are aggregated in the order of their numbers, so the order of arrival does not matter.
-
-    Args:
-        method: the method
-        server: the state of the server; `parameters` is the w that the clients started from
-        updates: client → its update
-        settings: the settings of the run
-        mechanism: with `settings.privacy`, that of this round
-        selected: how many clients were asked for an update; None: as many as sent one
-        round: the number of the round, for the order of buckets and the learning rate
-        root: with FLTrust, the model that the server trained on its root set
-        clients: how many there are; None: as many as were asked
-        are_valid: whether the updates have been checked
     """
     if (settings.privacy is None) != (mechanism is None):
         raise ValueError("settings.privacy and the mechanism of the round need each other")

@@ -4,9 +4,9 @@ import difflib
 import functools
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, cast
 
 from torch import nn
 
@@ -18,14 +18,12 @@ from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import import_function, is_function_path
 from fedtilt.losses import LOSSES, ClassLoss, CrossEntropy, Loss, losses_for
 from fedtilt.math.losses import SampleLoss
-from fedtilt.methods import Method, check_methods, component_of
-from fedtilt.methods.server_optimizers import SERVER_OPTIMIZERS
+from fedtilt.methods import COMPONENTS, Method, check_methods, component_of
 from fedtilt.optimizers import OPTIMIZERS, SGD, Optimizer, optimizer_of
 from fedtilt.parts import BUFFER_MODES
 from fedtilt.privacy.privacy import Privacy
 from fedtilt.schedules import SCHEDULES, Constant
 from fedtilt.stopping import STOPS
-from fedtilt.toml_text import format_toml
 from fedtilt.training import BACKENDS, LAST_BATCH
 from fedtilt.training.augmentation import Transform
 
@@ -112,7 +110,7 @@ class TrainSettings:
     server_optimizer: Any = setting(
         None,
         "takes aggregated − received as a step (FedOpt); default: the aggregated model is the next one",
-        named=SERVER_OPTIMIZERS,
+        named=COMPONENTS["optimizer"],
         own="module:Class",
         example="adam",
         heading="The optimiser on the server",
@@ -392,47 +390,32 @@ def round_half_up(value: float) -> int:
     return int(value + 0.5)
 
 
-# keyword of earlier versions → how it is written now
-MOVED = {
-    "nesterov": 'optimizer = { name = "sgd", momentum = …, nesterov = VALUE }',
-    "clip_norm": 'optimizer = { name = "sgd", clip_norm = VALUE }',
-    "decay": 'schedule = { name = "exponential", decay = VALUE }',
-    "decay_rounds": 'schedule = { name = "step", decay = …, every = VALUE }',
-    "warmup_rounds": 'schedule = { name = "constant", warmup_rounds = VALUE }',
-    "focal_gamma": 'loss = { name = "focal", gamma = VALUE }',
-    "gce_q": 'loss = { name = "gce", exponent = VALUE }',
-    "sce_alpha": 'loss = { name = "sce", alpha = VALUE }',
-    "sce_beta": 'loss = { name = "sce", beta = VALUE }',
-    "huber_delta": 'loss = { name = "huber", delta = VALUE }',
-    "class_weights": 'loss = { name = "cross_entropy", class_weights = VALUE }',
-    "server_lr": 'server_optimizer = { rule = "adam", lr = VALUE }',
-    "server_momentum": 'server_optimizer = { rule = "adam", momentum = VALUE }',
-    "server_epsilon": 'server_optimizer = { rule = "adam", epsilon = VALUE }',
-}
-
-
-def moved_key(key: str, value: Any, table: str = "") -> str:
-    """The message about a setting of earlier versions."""
-    new = MOVED[key].replace("VALUE", format_toml(value))
-    return f"{table}{key} = {value!r} is a setting of an object now: write {new}"
-
-
 def train_settings(keywords: Mapping[str, Any], settings: TrainSettings | None = None) -> TrainSettings:
     """The settings with those of the keyword arguments; for an unknown name, the error suggests the closest one."""
     if not isinstance(settings, TrainSettings | None):
         raise InputError(f"settings must be an ft.TrainSettings, got {settings!r:.60}; give others as keywords")
     names = [field.name for field in fields(TrainSettings)]
-    for name, value in keywords.items():
-        if name in MOVED:
-            raise InputError(moved_key(name, value))
+    for name in keywords:
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)
             remedy = f"did you mean {close[0]}?" if close else f"choose from {', '.join(names[:8])}, … (help(ft.run))"
+            if (written := table_with(name)) is not None:
+                remedy = f"write {written}"
             raise InputError(f"{name} is not a training setting; {remedy}")
     return TrainSettings(**keywords) if settings is None else replace(settings, **keywords)
 
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+def table_with(name: str) -> str | None:
+    """How a setting of an optimiser, schedule, loss or stop is written, in the first that has it; None: none has it.
+
+    >>> table_with("nesterov")
+    'optimizer = { name = "sgd", nesterov = … }'
+    """
+    for field in fields(TrainSettings):
+        for rule, cls in field.metadata["named"].items():
+            if name in {each.name for each in fields(cls)}:
+                return f'{field.name} = {{ {cls.key} = "{rule}", {name} = … }}'
+    return None
 
 
 def given_settings(keywords: Mapping[str, Any], settings: TrainSettings | None) -> set[str]:

@@ -43,15 +43,13 @@ def in_slot(slot: str, tensors: Slot) -> dict[str, Tensor]:
     return {f"{slot}.{name}": tensor for name, tensor in tensors.items()}
 
 
-def initial_server(method: Method, parts: Parts, clients: int, net: nn.Module | None = None) -> dict[str, Tensor]:
-    """What the server starts with.
+def tensors_on(device: torch.device, tensors: Tensors) -> dict[str, Tensor]:
+    """The tensors on this device."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
-    Args:
-        method: the method
-        parts: the parts of the model and its initial values
-        clients: how many clients there are
-        net: the model, for a method with `training`
-    """
+
+def initial_server(method: Method, parts: Parts, clients: int, net: nn.Module | None = None) -> dict[str, Tensor]:
+    """What the server starts with; the model `net` is for a method with `training`."""
     server = parts.keeping(method.local_names).initial_server()
     parameters = server["parameters"]
     slots: dict[str, Slot] = {

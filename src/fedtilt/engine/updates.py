@@ -110,14 +110,10 @@ def check_finite(
 
 
 def add_distances(slot: Tensors, updates: Mapping[int, ClientUpdate]) -> dict[str, Tensor]:
-    """The slot with the rows of this round added.
+    """The slot of the audit with the rows of this round, of two or more updates, added.
 
     The distance is that from the mean update of the other clients, in units of the median over the clients of the
     round: 1 is an ordinary client.
-
-    Args:
-        slot: of the audit: the earlier rows
-        updates: client → its update, two or more
     """
     earlier = slot.get("distances", torch.zeros(0, 3)).cpu()
     clients = sorted(updates)
@@ -131,8 +127,7 @@ def add_distances(slot: Tensors, updates: Mapping[int, ClientUpdate]) -> dict[st
 
 def distances_by_round(server: Tensors, clients: int) -> Tensor:
     """The distances of all rounds, (rounds, clients); NaN where a client did not take part."""
-    earlier_version = server.get("update_distances", torch.zeros(0, 3))
-    rows = server.get("audit.distances", earlier_version).cpu()
+    rows = server.get("audit.distances", torch.zeros(0, 3)).cpu()
     rounds = int(rows[-1, 0]) if len(rows) else 0
     distances = torch.full((rounds, clients), torch.nan)
     distances[rows[:, 0].long() - 1, rows[:, 1].long()] = rows[:, 2]

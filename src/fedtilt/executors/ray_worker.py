@@ -88,11 +88,8 @@ class Worker:
     ) -> Any:  # fmt: skip
         """A `Reply` with the results of every client in the order of `jobs`, or a `Refusal`.
 
-        Args:
-            round: the number of the round
-            shared: the tensors that clients have in common
-            jobs: by client
-            columns: if given, each trained vector is returned as blocks of these columns, after the reply
+        With `columns`, each trained vector is returned as blocks of these, after the reply. `shared` are the tensors
+        that clients have in common.
         """
         count = sum(map(count_returned, jobs.values())) * len(columns or ())
         try:

@@ -23,12 +23,7 @@ SHARDED_BYTES = 2 * 2**30  # of the clients' models of one method in a round, ab
 
 
 class ShardedModels(BlockedModels):
-    """The models (C, P) of clients whose blocks are in an object store.
-
-    Args:
-        models: of every client, with blocks of the same grid
-        columns: the grid
-    """
+    """The models (C, P) of clients whose blocks, of the grid `columns`, are in an object store."""
 
     def __init__(self, models: Sequence[RemoteTensor], columns: Sequence[slice]) -> None:
         self._models, self._columns = models, columns

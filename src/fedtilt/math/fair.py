@@ -12,7 +12,7 @@ _LEAST_LOSS = 1e-10  # F^(q − 1) is infinite at 0
 _SOLVER_STEPS_PER_ENTRY, _SOLVER_TOLERANCE = 20, 1e-12
 
 
-def tilted_weights(losses: Tensor, tilt: float, weights: Tensor | None = None) -> Tensor:
+def tilted_weights(losses: Tensor, tilt: float) -> Tensor:
     """TERM over clients: weights ∝ exp(tilt · F_n), those of the gradient of 1/t · log(mean of exp(t · F_n)), (C,).
 
     Li et al., Tilted Empirical Risk Minimization, ICLR 2021, arXiv 2007.01162; 0 gives equal weights, inf the largest
@@ -21,7 +21,7 @@ def tilted_weights(losses: Tensor, tilt: float, weights: Tensor | None = None) -
     >>> tilted_weights(torch.tensor([0.0, 0.0, 1.0]), float("inf")).tolist()
     [0.0, 0.0, 1.0]
     """
-    return nested_tilt_grad(losses.double(), [], [tilt], weights=weights)
+    return nested_tilt_grad(losses.double(), [], [tilt])
 
 
 def afl_weights(weights: Tensor, clients: list[int], losses: Tensor, rate: float) -> Tensor:

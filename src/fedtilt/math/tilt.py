@@ -18,88 +18,11 @@ import torch
 from torch import Tensor
 
 from fedtilt.errors import InputError
+from fedtilt.math.group_reductions import ONE_GROUP, Groups, nested_groups
 from fedtilt.math.small_batch import ZERO_TILT, small_batch_tilt_grad
 
 _EXPM1_RANGE = 20.0  # up to this t · (max − min), shifting by the min keeps every digit; beyond, exp could overflow
 _SMALL_BATCH = 64  # up to this many samples, plain floats are faster than tensors
-
-
-# ---- reductions over groups of samples: every member gets its group's result, so shapes do not depend on group sizes
-
-_Reduce = Callable[[Tensor], Tensor]  # (…, n) → (…, n) or (…, 1)
-
-# Up to this many samples, groups are a (n, n) mask: cheaper than sorting, and without a scatter, which on CUDA sums in
-# another order every time.
-_MAX_MASK_SAMPLES = {"cpu": 256, "cuda": 2048}
-
-
-class _Groups(NamedTuple):
-    """Sum, minimum and maximum over the members of each group."""
-
-    sum: _Reduce
-    min: _Reduce
-    max: _Reduce
-
-
-_ONE_GROUP = _Groups(
-    sum=lambda x: x.sum(-1, keepdim=True),
-    min=lambda x: x.amin(-1, keepdim=True),
-    max=lambda x: x.amax(-1, keepdim=True),
-)
-
-
-def _mask_reduction(same: Tensor) -> _Groups:
-    """Groups as a mask `same` (…, n, n); sums in a fixed order, no scatter."""
-
-    def masked(x: Tensor, fill: float) -> Tensor:
-        return torch.where(same, x.unsqueeze(-2), fill)
-
-    return _Groups(
-        sum=lambda x: masked(x, 0.0).sum(-1),
-        min=lambda x: masked(x, math.inf).amin(-1),
-        max=lambda x: masked(x, -math.inf).amax(-1),
-    )
-
-
-def _scatter_reduction(group: Tensor) -> _Groups:
-    """Groups as numbers in [0, n) (…, n); linear in n."""
-
-    def reduce(x: Tensor, operation: str, initial: float) -> Tensor:
-        index = group.expand(x.shape)
-        return torch.full_like(x, initial).scatter_reduce(-1, index, x, operation).gather(-1, index)
-
-    return _Groups(
-        sum=lambda x: reduce(x, "sum", 0.0),
-        min=lambda x: reduce(x, "amin", math.inf),
-        max=lambda x: reduce(x, "amax", -math.inf),
-    )
-
-
-def _nested_groups(labels: Sequence[Tensor], samples: int) -> list[_Groups]:
-    """The groups of every level, fine to coarse: samples share a group if this label and all coarser ones are equal."""
-    levels = []
-    same = group = None
-    for label in reversed(labels):
-        if samples <= _MAX_MASK_SAMPLES.get(label.device.type, 256):
-            same_label = label.unsqueeze(-1) == label.unsqueeze(-2)
-            same = same_label if same is None else same_label & same
-            levels.append(_mask_reduction(same))
-        else:
-            rank = _dense_rank(label.long())
-            group = rank if group is None else _dense_rank(group * samples + rank)
-            levels.append(_scatter_reduction(group))
-    return levels[::-1]
-
-
-def _dense_rank(label: Tensor) -> Tensor:
-    """Labels renumbered 0, 1, 2, … by a sort: shapes stay static, so it traces and batches."""
-    ordered, order = label.sort(dim=-1)
-    is_new = torch.zeros_like(ordered)
-    is_new[..., 1:] = (ordered[..., 1:] != ordered[..., :-1]).long()
-    return torch.empty_like(label).scatter(-1, order, is_new.cumsum(-1))
-
-
-# ---- the tilted mean
 
 
 def _where(condition: Tensor | bool, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:
@@ -123,7 +46,7 @@ class _Terms(NamedTuple):
     z: Tensor
 
 
-def _terms(x: Tensor, t: Tensor | float, w: Tensor | None, group: _Groups) -> _Terms:
+def _terms(x: Tensor, t: Tensor | float, w: Tensor | None, group: Groups) -> _Terms:
     values = x.detach()
     has_weight: Tensor | bool = True
     if w is None:
@@ -155,7 +78,7 @@ def _terms(x: Tensor, t: Tensor | float, w: Tensor | None, group: _Groups) -> _T
     )
 
 
-def _value(s: _Terms, group: _Groups) -> Tensor:
+def _value(s: _Terms, group: Groups) -> Tensor:
     """Each group's tilted mean, for every member: m + log(mean(exp z)) / t, accurate for every tilt.
 
     With e = mean(expm1 z), log1p(e) is the accurate logarithm unless e is close to −1.
@@ -170,11 +93,11 @@ def _value(s: _Terms, group: _Groups) -> Tensor:
     return _where(s.has_weight, lambda: _where(s.infinite, lambda: s.extreme, lambda: value), lambda: 0.0)
 
 
-def _sum_exp(s: _Terms, group: _Groups) -> Tensor:
+def _sum_exp(s: _Terms, group: Groups) -> Tensor:
     return _where(s.has_weight, lambda: group.sum(s.w * s.z.exp()), lambda: 1.0)
 
 
-def _grad(s: _Terms, group: _Groups) -> Tensor:
+def _grad(s: _Terms, group: Groups) -> Tensor:
     """The gradient of each group's tilted mean by its members: w · exp(z) / Σ w · exp(z); at ±inf ties share it."""
 
     def at_extreme() -> Tensor:
@@ -190,7 +113,7 @@ def _grad(s: _Terms, group: _Groups) -> Tensor:
     return grad.expand_as(s.x)
 
 
-def _tilted_mean(x: Tensor, t: Tensor | float, w: Tensor | None, group: _Groups) -> Tensor:
+def _tilted_mean(x: Tensor, t: Tensor | float, w: Tensor | None, group: Groups) -> Tensor:
     """`_value`, differentiable to any order by plain operations, so that it batches, traces and compiles.
 
     The accurate form has inaccurate derivatives, and log-sum-exp has an inaccurate value. So the value is that of the
@@ -265,7 +188,7 @@ def tilted_mean(values: Tensor, tilt: float | Tensor, dim: int = -1, weights: Te
     x, t = x.movedim(dim, -1), _as_tilt(tilt, x)
     if isinstance(t, Tensor):
         x = x.expand(torch.broadcast_shapes(x.shape, t.shape))
-    return _tilted_mean(x, t, None if w is None else w.expand_as(x), _ONE_GROUP).squeeze(-1).to(values.dtype)
+    return _tilted_mean(x, t, None if w is None else w.expand_as(x), ONE_GROUP).squeeze(-1).to(values.dtype)
 
 
 def _check_weights(weights: Tensor, like: Tensor) -> Tensor:
@@ -324,7 +247,7 @@ def nested_tilt_grad(
     x, levels, last, w = _check_levels(losses, groups, tilts, weights)
     total = torch.ones_like(x)
     finer = None
-    for t, group in [*levels, (_as_tilt(last, x), _ONE_GROUP)]:
+    for t, group in [*levels, (_as_tilt(last, x), ONE_GROUP)]:
         s = _terms(x, t, w, group)
         grad = _grad(s, group)
         total = total * (grad if finer is None else finer.sum(grad))
@@ -334,7 +257,7 @@ def nested_tilt_grad(
 
 def _check_levels(
     losses: Tensor, groups: Sequence[Tensor], tilts: Sequence[float | Tensor], weights: Tensor | None
-) -> tuple[Tensor, list[tuple[Tensor | float, _Groups]], float | Tensor, Tensor | None]:
+) -> tuple[Tensor, list[tuple[Tensor | float, Groups]], float | Tensor, Tensor | None]:
     """The checked losses, a (tilt, groups) pair for every level but the last, the last tilt, and the weights."""
     _check_values(losses, "losses")
     if len(tilts) != len(groups) + 1:
@@ -350,12 +273,12 @@ def _check_levels(
     is_level = [not _same_tilt(a, b) for a, b in pairwise(tilts)]  # equal tilts are one level
     x = _to_float(losses)
     w = None if weights is None else _check_weights(weights, x)
-    levels: list[tuple[Tensor | float, _Groups]] = []
+    levels: list[tuple[Tensor | float, Groups]] = []
     if any(is_level):  # groups need samples, labels and tilts of one shape
         shape = torch.broadcast_shapes(x.shape, *(g.shape for g in groups), *(_tilt_shape(t) for t in tilts))
         x = x.expand(shape)
         w = None if w is None else w.expand(shape)
-        for keep, tilt, group in zip(is_level, tilts[:-1], _nested_groups(groups, x.shape[-1]), strict=True):
+        for keep, tilt, group in zip(is_level, tilts[:-1], nested_groups(groups, x.shape[-1]), strict=True):
             if keep:
                 levels.append((_as_tilt(tilt, x), group))
     return x, levels, tilts[-1], w

@@ -3,12 +3,11 @@
 from fedtilt.config.setting_fields import setting
 from fedtilt.methods.aggregators import Aggregator
 from fedtilt.methods.before import Before, Prepared
-from fedtilt.methods.component import Component, ServerRound, Slot
+from fedtilt.methods.component import COMPONENTS, Component, ServerRound, Slot
 from fedtilt.methods.corrections import ClientStep, Correction, ServerStep
-from fedtilt.methods.local_parts import Local
-from fedtilt.methods.method import COMPONENTS, Method, component_of
+from fedtilt.methods.method import Method, component_of
 from fedtilt.methods.objectives import Levels, Objective
-from fedtilt.methods.personal import Moreau, Personal
+from fedtilt.methods.personal import Local, Moreau, Personal
 from fedtilt.methods.presets import (
     PRESETS,
     afl,

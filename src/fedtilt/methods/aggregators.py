@@ -85,6 +85,17 @@ class Clipped(Aggregator):
         return type(self).function(messages, torch.zeros_like(messages[0]), None)
 
 
+def _steps(value: Any) -> tuple[int, float]:
+    """The number of gradient steps, and their size."""
+    try:
+        count, size = (number(part, "steps") for part in value)
+        if count.is_integer() and count >= 1 and 0 < size < math.inf:
+            return int(count), size
+    except (InputError, TypeError, ValueError):  # not numbers, not iterable, not two
+        pass
+    raise InputError(f"steps are (count ≥ 1, size > 0), got {value!r}")
+
+
 @dataclass(frozen=True)
 class Tilted(Aggregator):
     """The model that minimises 1/q · log of the mean of exp(q · distance): FedTilt's; q = 0 is the mean.
@@ -98,31 +109,16 @@ class Tilted(Aggregator):
     distance: str = setting("squared_l2", "between a client's model and the shared one", choices=DISTANCES)
     steps: tuple[int, float] | None = setting(
         None, "(E_2, eta_3): gradient steps of this size; default: the exact optimum",
-        allowed="[count ≥ 1, size > 0]", example=[5, 0.1],
+        allowed="[count ≥ 1, size > 0]", example=[5, 0.1], convert=_steps,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        if self.steps is not None:
-            object.__setattr__(self, "steps", self._check_steps())
-        steps = self.steps
-        object.__setattr__(self, "steps", None)
         super().__post_init__()
-        object.__setattr__(self, "steps", steps)
-        if steps is None and not solvable(self.distance, self.q):
+        if self.steps is None and not solvable(self.distance, self.q):
             raise InputError(
                 f"distance {self.distance!r} with q = {self.q:g} has no direct solution; give steps = [count, size], "
                 "or another distance or q"
             )
-
-    def _check_steps(self) -> tuple[int, float]:
-        message = f"steps are (count ≥ 1, size > 0), got {self.steps!r}"
-        try:
-            count, size = (number(part, "steps") for part in self.steps or ())
-        except (InputError, TypeError, ValueError):  # not numbers, not iterable, not two
-            raise InputError(message) from None
-        if not count.is_integer() or count < 1 or not 0 < size < math.inf:
-            raise InputError(message)
-        return int(count), size
 
     @property
     def by_blocks(self) -> bool:  # type: ignore[override]
@@ -295,7 +291,7 @@ class QFfl(Aggregator):
     rule: ClassVar[str] = "q_ffl"
     needs_losses: ClassVar[bool] = True
     by_coordinate: ClassVar[bool] = False
-    exponent: float = setting(1.0, "of the clients' losses", ge=0)
+    exponent: float = setting(1.0, "exponent of the clients' losses", ge=0)
 
     def _combine(self, models: Any, round: ServerRound) -> Tensor:
         assert round.losses is not None
@@ -312,16 +308,7 @@ class FedMgda(Aggregator):
     rule: ClassVar[str] = "fedmgda"
     by_coordinate: ClassVar[bool] = False
     bound: float = setting(0.1, "how much the weights of clients may differ from equal ones", ge=0, le=1)
-    length: float = setting(1.0, "of the update of every client", gt=0)
+    length: float = setting(1.0, "length of the update of every client", gt=0)
 
     def _combine(self, models: Any, round: ServerRound) -> Tensor:
         return fair.fedmgda(models, round.received, self.bound, self.length)
-
-
-AGGREGATORS = {
-    cls.rule: cls
-    for cls in (
-        Tilted, Mean, Median, GeometricMedian, TrimmedMean, Krum, MultiKrum, Bulyan, NormClipped, CenteredClipping,
-        FLTrust, QFfl, FedMgda,
-    )
-}  # fmt: skip

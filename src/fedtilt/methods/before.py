@@ -95,6 +95,3 @@ class Bucketing(Before):
         order = seeds.permutations(seeds.key(round.seed, "bucketing", round=round.round), 1, len(models))[0].tolist()
         weights = mixing.bucket_weights(len(models), self.size, order)
         return Prepared(mixing.mix(models, weights), weights, slot)
-
-
-BEFORE: dict[str, type[Before]] = {cls.rule: cls for cls in (Clip, NNM, Bucketing)}

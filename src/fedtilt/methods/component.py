@@ -21,6 +21,11 @@ from fedtilt.math.mixing import mix
 from fedtilt.math.robust import bad_count
 
 Slot = Mapping[str, Tensor]  # what a component remembers
+KINDS = (
+    "objective", "personal", "local", "correction", "training", "weighting", "before", "aggregator", "optimizer",
+)  # fmt: skip
+COMPONENTS: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}  # the built-in classes of every kind by name
+BASES: dict[str, Any] = {}  # kind → the class that others of it are subclasses of
 # what the server gives a component of the tensors that clients send beside their models; all are checked to be finite
 MESSAGES = {
     "aggregated": "bounded by the screening; beside a robust rule, every client's is what the rule makes of all",
@@ -31,11 +36,21 @@ MESSAGES = {
 
 @dataclass(frozen=True)
 class Component(NamedSettings):
-    """A part of a method; a subclass is a frozen dataclass too. The user's own are named "module:Class"."""
+    """A part of a method; a subclass is a frozen dataclass too.
+
+    A built-in one is known by its `rule`, the user's own are named "module:Class".
+    """
 
     key: ClassVar[str] = "rule"
     kind: ClassVar[str] = ""  # the field of `Method` that takes it
     messages: ClassVar[str] = "aggregated"  # one of `MESSAGES`, of a component to which clients send something
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.kind:
+            BASES.setdefault(cls.kind, cls)
+            if "rule" in vars(cls) and cls.__module__.startswith("fedtilt."):
+                COMPONENTS[cls.kind][cls.rule] = cls
 
     @property
     def source(self) -> Any:

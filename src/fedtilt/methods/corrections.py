@@ -112,7 +112,7 @@ class FedDyn(Correction):
     rule: ClassVar[str] = "feddyn"
     client_vectors: ClassVar[tuple[str, ...]] = ("gradient",)
     server_vectors: ClassVar[tuple[str, ...]] = ("dual",)
-    alpha: float = setting(0.01, "weight of the proximal term", gt=0)
+    alpha: float = setting(0.01, "weight of both terms", gt=0)
 
     @property
     def prox(self) -> float:
@@ -131,6 +131,3 @@ class FedDyn(Correction):
         """The aggregated model minus h / alpha, and h."""
         dual = step.slot["dual"] - self.alpha * step.clients / step.population * step.update
         return step.aggregated - dual / self.alpha, {"dual": dual}
-
-
-CORRECTIONS = {cls.rule: cls for cls in (Scaffold, FedDyn)}

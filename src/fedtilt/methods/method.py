@@ -1,51 +1,21 @@
 """A method: a name and a few components, which say how clients train and how the server aggregates."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self
 
-from fedtilt.checks import is_plain_name, number
+from fedtilt.checks import is_plain_name
 from fedtilt.config.named import make_named
+from fedtilt.config.setting_fields import check_number
 from fedtilt.errors import InputError
 from fedtilt.imports import import_function, is_function_path
-from fedtilt.methods import (
-    aggregators,
-    before,
-    corrections,
-    local_parts,
-    objectives,
-    personal,
-    server_optimizers,
-    training,
-)
-from fedtilt.methods import weightings as weighting_rules
-from fedtilt.methods.aggregators import Aggregator
-from fedtilt.methods.before import Before
-from fedtilt.methods.component import MESSAGES, Component, is_component
-from fedtilt.methods.corrections import Correction
+from fedtilt.methods import aggregators, objectives, weightings
+from fedtilt.methods.component import BASES, COMPONENTS, MESSAGES, Component, is_component
 from fedtilt.methods.functions import FUNCTIONS, function_component
-from fedtilt.methods.local_parts import Local
-from fedtilt.methods.objectives import Objective
 from fedtilt.methods.personal import Moreau, PersonalModel
-from fedtilt.methods.server_optimizers import ServerOptimizer
-from fedtilt.methods.training import Training
-from fedtilt.methods.weightings import Weighting
 from fedtilt.text_tables import html_table
 from fedtilt.toml_text import format_toml
 
-# component of a method → the built-in ones by name
-COMPONENTS: dict[str, Mapping[str, type[Component]]] = {
-    "objective": objectives.OBJECTIVES,
-    "personal": personal.PERSONAL,
-    "local": local_parts.LOCAL,
-    "correction": corrections.CORRECTIONS,
-    "training": training.TRAINING,
-    "weighting": weighting_rules.WEIGHTINGS,
-    "before": before.BEFORE,
-    "aggregator": aggregators.AGGREGATORS,
-    "optimizer": server_optimizers.SERVER_OPTIMIZERS,
-}
 DEFAULT_RULE = {"personal": "proximal", "local": "local", "objective": "tilted"}  # where a table need not name it
 
 
@@ -89,18 +59,11 @@ def component_of(kind: str, value: Any, owner: str = "") -> Any:
             return component
         if not isinstance(found, type) or not issubclass(found, Component) or found.kind != kind:
             raise InputError(
-                f"{what} = {rule!r} is not a class of {_BASES[kind].__name__}; make it a subclass of that"
+                f"{what} = {rule!r} is not a class of {BASES[kind].__name__}; make it a subclass of that"
                 + (", or give a function without settings" if kind in FUNCTIONS else "")
             )
         cls = found
     return make_named(cls, settings, what, rule)
-
-
-_BASES: dict[str, Any] = {
-    "objective": Objective, "personal": personal.Personal, "local": Local, "correction": Correction,
-    "training": Training, "weighting": Weighting, "before": Before, "aggregator": Aggregator,
-    "optimizer": ServerOptimizer,
-}  # fmt: skip
 
 
 class Made(NamedTuple):
@@ -146,7 +109,7 @@ class Method:
     prox: float = 0.0
     client_momentum: float = 0.0
     lr: float | None = None
-    weighting: Any = weighting_rules.Equal()  # noqa: RUF009
+    weighting: Any = weightings.Equal()  # noqa: RUF009
     before: Any = ()
     aggregator: Any = aggregators.Tilted()  # noqa: RUF009
     optimizer: Any = None
@@ -177,17 +140,10 @@ class Method:
             object.__setattr__(self, "made", None)  # changed since: the preset would not make it again
 
     def _check_numbers(self) -> None:
-        for key, high in (("prox", math.inf), ("client_momentum", 1.0)):
-            value = number(getattr(self, key), f"{key} of method {self.name!r}")
-            if not 0 <= value < high:
-                limit = "a finite number ≥ 0" if math.isinf(high) else "in [0, 1)"
-                raise InputError(f"{key} of method {self.name!r} must be {limit}, got {value:g}")
-            object.__setattr__(self, key, value)
-        if self.lr is not None:
-            rate = number(self.lr, f"lr of method {self.name!r}")
-            if not 0 < rate < math.inf:
-                raise InputError(f"lr of method {self.name!r} must be a number > 0, got {rate:g}")
-            object.__setattr__(self, "lr", rate)
+        for key, limits in (("prox", {"ge": 0.0}), ("client_momentum", {"ge": 0.0, "lt": 1.0}), ("lr", {"gt": 0.0})):
+            if key != "lr" or self.lr is not None:
+                value = check_number(getattr(self, key), f"{key} of method {self.name!r}", limits)
+                object.__setattr__(self, key, value)
 
     def _check_clients(self) -> None:
         """Raise InputError if something has no effect beside another component of the clients."""
@@ -218,7 +174,7 @@ class Method:
 
     def _check_server(self) -> None:
         """Raise InputError if the rule, or a step before it, would ignore the weights."""
-        name, is_equal = self.name, isinstance(self.weighting, weighting_rules.Equal)
+        name, is_equal = self.name, isinstance(self.weighting, weightings.Equal)
         if not is_equal and not self.aggregator.takes_weights:
             raise InputError(
                 f"aggregator {self.aggregator.label!r} of method {name!r} takes no weights: use weighting = 'equal'"
@@ -266,7 +222,7 @@ class Method:
     def is_plain_mean(self) -> bool:
         """Whether the rule is the mean of the models, each with the same weight."""
         is_mean = isinstance(self.aggregator, aggregators.Mean) or self.aggregator == aggregators.Tilted()
-        return is_mean and isinstance(self.weighting, weighting_rules.Equal)
+        return is_mean and isinstance(self.weighting, weightings.Equal)
 
     def rates(self, lr: float, lr_personal: float | None) -> tuple[float, float]:
         """The learning rates of w and v in a run with these; the method's own come first.

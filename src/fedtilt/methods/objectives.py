@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -34,6 +34,21 @@ class Objective(Component):
         raise InputError(f"objective {self.label!r} has no __call__(losses, groups, weights); write one")
 
 
+def _levels(value: Any) -> tuple[tuple[str, float], ...]:
+    """Pairs of groups and a tilt, each of other groups."""
+    found: list[tuple[str, float]] = []
+    for level in [None] if isinstance(value, str) or not isinstance(value, Sequence) else value:
+        match level:
+            case (str(name), tilt) if name not in dict(found):
+                found.append((name, number(tilt, f"the tilt over {name!r} in levels")))
+            case _:
+                raise InputError(
+                    "levels are pairs of groups, each once, and a tilt, from inner to outer, such as "
+                    f'[("class", 5.0), ("ward", 2.0)]; got {value!r:.60}'
+                )
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class Tilted(Objective):
     """The two-level tilted loss R: tilt `lam` over the samples of a group, `tau` over the groups; 0, 0 is the mean.
@@ -49,33 +64,16 @@ class Tilted(Objective):
     lam: float = setting(0.0, "tilt over the samples of a group", inf=True)
     levels: tuple[tuple[str, float], ...] = setting(
         (), 'more levels in place of tau, (groups, tilt) from inner to outer: "class" is the labels, other names are '
-        "columns of groups", allowed='a list of pairs, such as [["class", 5], ["ward", 2]]',
+        "columns of groups", allowed='a list of pairs, such as [["class", 5], ["ward", 2]]', convert=_levels,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        if isinstance(self.levels, str) or not isinstance(self.levels, Sequence):
-            raise InputError(f"levels must be a list of pairs, such as [('class', 5.0)], got {self.levels!r:.60}")
-        levels = tuple(self._level(level) for level in self.levels)
-        for key in ("tau", "lam"):
-            object.__setattr__(self, key, number(getattr(self, key), key))
-        names = [name for name, _ in levels]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise InputError(f"levels have {twice!r} twice; name every level once")
-        if names and self.tau:
+        super().__post_init__()
+        if self.levels and self.tau:
             raise InputError(
-                f"tau = {self.tau:g} has no effect beside levels; leave it out, or give its tilt to {names[0]!r}"
+                f"tau = {self.tau:g} has no effect beside levels; leave it out, or give its tilt to "
+                f"{self.levels[0][0]!r}"
             )
-        object.__setattr__(self, "levels", levels)
-
-    @staticmethod
-    def _level(level: object) -> tuple[str, float]:
-        match level:
-            case (str(name), tilt):
-                return name, number(tilt, f"the tilt over {name!r} in levels")
-        raise InputError(
-            'levels are pairs of groups and a tilt, from inner to outer, such as [("class", 5.0), ("ward", 2.0)]; got '
-            f"{level!r:.60}"
-        )
 
     def __call__(self, losses: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
         """R of one level of groups; those of `levels` are in the local job."""
@@ -91,6 +89,3 @@ class PropFair(Objective):
 
     rule: ClassVar[str] = "propfair"
     utility: float = setting(3.0, "more than the loss of any batch", gt=0)
-
-
-OBJECTIVES = {cls.rule: cls for cls in (Tilted, PropFair)}

@@ -5,59 +5,85 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import wraps
+from textwrap import fill
 from typing import Any, ParamSpec
 
 from fedtilt.checks import number
+from fedtilt.config.setting_fields import settings_of
 from fedtilt.errors import InputError
 from fedtilt.methods.aggregators import FedMgda, QFfl, Tilted
+from fedtilt.methods.component import Component
 from fedtilt.methods.corrections import FedDyn, Scaffold
-from fedtilt.methods.local_parts import Local
 from fedtilt.methods.method import Made, Method
 from fedtilt.methods.objectives import Levels, PropFair
 from fedtilt.methods.objectives import Tilted as TiltedLosses
-from fedtilt.methods.personal import Moreau, Personal
+from fedtilt.methods.personal import Local, Moreau, Personal
 from fedtilt.methods.weightings import Afl, ByLoss
 from fedtilt.parts import LAST_LAYER
 
 P = ParamSpec("P")
 PRESETS: dict[str, Callable[..., Method]] = {}
 _FIELDS = [field.name for field in fields(Method) if field.name not in ("name", "made")]
-_ALL_TAKE = """
-    name: the name of the method in the run
-    **components: any other component of `Method`: weighting, before, aggregator, …"""
+_ALL_TAKE = {
+    "name": "the name of the method in the run",
+    "**components": "any other component of `Method`: weighting, before, aggregator, …",
+}
+_SETTINGS = {  # parameter of presets → the setting of their components
+    "lr_personal": "lr", "epochs_personal": "epochs", "personal_start": "start", "weights_lr": "lr",
+    "weights_bound": "bound", "update_length": "length", "head_epochs": "first_epochs", "local": "names",
+    "q": "exponent", "t": "tilt",
+}  # fmt: skip
 
 
-def preset(function: Callable[P, Method]) -> Callable[P, Method]:
-    """A published method: its name in specs is that of the function, and the method knows how it was made."""
-    parameters = inspect.signature(function).parameters
-    own = [key for key, p in parameters.items() if key != "name" and p.kind is not p.VAR_KEYWORD]
+def preset(*parts: type[Component]) -> Callable[[Callable[P, Method]], Callable[P, Method]]:
+    """A published method: its name in specs is that of the function, and the method knows how it was made.
 
-    @wraps(function)
-    def make(*args: P.args, **kwargs: P.kwargs) -> Method:
-        for key in kwargs:
-            if key not in (*parameters, *_FIELDS):
-                raise InputError(
-                    f"{key} is not a setting of {function.__name__}, which takes {', '.join([*own, *_FIELDS])}; leave "
-                    "it out"
-                )
-        bound = inspect.signature(function).bind(*args, **kwargs)
-        bound.apply_defaults()
-        name = f"{bound.arguments['name']!r:.60}"
-        try:
-            method = function(*args, **kwargs)
-        except InputError as error:
-            if name in str(error):
-                raise
-            raise InputError(f"method {name}: {error}") from None  # about a component
-        arguments = {key: bound.arguments[key] for key in own} | dict(bound.arguments.get("components", {}))
-        return replace(method, made=Made(make, arguments, method.parts()))
+    Args:
+        *parts: components that it is made of; they document what the docstring of the function does not: the paper,
+            and parameters that are settings of theirs
+    """
 
-    doc = inspect.cleandoc(function.__doc__ or "")
-    examples = doc.find("\n\n>>>")
-    head, tail = (doc, "") if examples < 0 else (doc[:examples], doc[examples:])
-    make.__doc__ = f"{head}{_ALL_TAKE if 'Args:' in head else chr(10) * 2 + 'Args:' + _ALL_TAKE}{tail}\n"
-    PRESETS[function.__name__] = make
-    return make
+    def decorate(function: Callable[P, Method]) -> Callable[P, Method]:
+        parameters = inspect.signature(function).parameters
+        own = [key for key, p in parameters.items() if key != "name" and p.kind is not p.VAR_KEYWORD]
+
+        @wraps(function)
+        def make(*args: P.args, **kwargs: P.kwargs) -> Method:
+            for key in kwargs:
+                if key not in (*parameters, *_FIELDS):
+                    takes = ", ".join([*own, *_FIELDS])
+                    raise InputError(
+                        f"{key} is not a setting of {function.__name__}, which takes {takes}; leave it out"
+                    )
+            bound = inspect.signature(function).bind(*args, **kwargs)
+            bound.apply_defaults()
+            name = f"{bound.arguments['name']!r:.60}"
+            try:
+                method = function(*args, **kwargs)
+            except InputError as error:
+                if name in str(error):
+                    raise
+                raise InputError(f"method {name}: {error}") from None  # about a component
+            arguments = {key: bound.arguments[key] for key in own} | dict(bound.arguments.get("components", {}))
+            return replace(method, made=Made(make, arguments, method.parts()))
+
+        make.__doc__ = _docstring(inspect.cleandoc(function.__doc__ or ""), own, parts)
+        PRESETS[function.__name__] = make
+        return make
+
+    return decorate
+
+
+def _docstring(text: str, parameters: Sequence[str], parts: Sequence[type[Component]]) -> str:
+    """The docstring of a preset, with the paper and the meanings of parameters that its components have."""
+    text, _, examples = text.partition("\n\n>>>")
+    text, _, own = text.partition("\n\nArgs:\n")
+    if "\n\n" not in text and parts:
+        text += "\n\n" + inspect.cleandoc(parts[0].__doc__ or "").rpartition("\n\n")[2]
+    settings = {key: field.metadata["meaning"] for part in reversed(parts) for key, field in settings_of(part).items()}
+    meanings = {key: settings[_SETTINGS.get(key, key)] for key in parameters if f"    {key}: " not in own} | _ALL_TAKE
+    lines = [fill(f"    {key}: {text}", 116, subsequent_indent=" " * 8) for key, text in meanings.items()]
+    return "\n".join([f"{text}\n\nArgs:", *([own] if own else []), *lines]) + (examples and f"\n\n>>>{examples}") + "\n"
 
 
 def compose(name: str, components: dict[str, Any], **fixed: Any) -> Method:
@@ -87,7 +113,7 @@ def proximal(
     return Personal(mu=mu, lr=lr, epochs=epochs, start=start)
 
 
-@preset
+@preset(TiltedLosses, Personal)
 def fedtilt(
     tau: float | None = None, lam: float | None = None, q: float = 0.0, mu: float = 0.01, *, levels: Levels = (),
     lr_personal: float | None = None, epochs_personal: int | None = None, personal_start: str = "last",
@@ -103,11 +129,6 @@ def fedtilt(
         lam: tilt over the samples of a group; > 0 weights the largest losses, < 0 ignores outliers; required
         q: tilt over the clients, on the server
         mu: weight of the proximal term of the personal model; inf: no personal model
-        levels: more levels in place of tau, (groups, tilt) from inner to outer: "class" is the labels, other names are
-            columns of groups
-        lr_personal: learning rate of the personal model; default: the run's
-        epochs_personal: passes of the personal model over the data in a round; default: the run's
-        personal_start: where the personal model starts in a round: last, initial or received
 
     >>> fedtilt(tau=50, lam=100).personal.mu
     0.01
@@ -137,7 +158,7 @@ def _with_q(name: str, q: float, components: dict[str, Any]) -> dict[str, Any]:
     return components
 
 
-@preset
+@preset()
 def fedavg(*, name: str = "fedavg", **components: Any) -> Method:
     """FedAvg: one shared model, no tilts, the mean on the server (Proposition 1).
 
@@ -147,7 +168,7 @@ def fedavg(*, name: str = "fedavg", **components: Any) -> Method:
     return compose(name, components)
 
 
-@preset
+@preset()
 def fedprox(mu: float = 0.01, *, name: str = "fedprox", **components: Any) -> Method:
     """FedProx: FedAvg with a proximal term towards the received model (Proposition 2).
 
@@ -159,7 +180,7 @@ def fedprox(mu: float = 0.01, *, name: str = "fedprox", **components: Any) -> Me
     return compose(name, components, prox=mu)
 
 
-@preset
+@preset(Personal)
 def ditto(
     mu: float = 0.01, *, lr_personal: float | None = None, epochs_personal: int | None = None,
     personal_start: str = "last", name: str = "ditto", **components: Any,
@@ -167,17 +188,11 @@ def ditto(
     """Ditto: FedAvg, and a personal model with a proximal term towards the received model (Proposition 3).
 
     Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, arXiv 2012.04221.
-
-    Args:
-        mu: weight of the proximal term of the personal model
-        lr_personal: learning rate of the personal model; default: the run's
-        epochs_personal: passes of the personal model over the data in a round; default: the run's
-        personal_start: where the personal model starts in a round: last, initial or received
     """
     return compose(name, components, personal=proximal(name, mu, lr_personal, epochs_personal, personal_start))
 
 
-@preset
+@preset()
 def term(t: float, *, name: str = "term", **components: Any) -> Method:
     """TERM: one shared model with one tilt over all samples, tau = lam = t.
 
@@ -189,7 +204,7 @@ def term(t: float, *, name: str = "term", **components: Any) -> Method:
     return compose(name, components, objective=TiltedLosses(t, t))
 
 
-@preset
+@preset(Personal)
 def fedavg_finetuned(
     *, lr_personal: float | None = None, epochs_personal: int | None = None, name: str = "fedavg_finetuned",
     **components: Any,
@@ -197,124 +212,75 @@ def fedavg_finetuned(
     """FedAvg with local fine-tuning: in every round, a personal model starts at the received one and trains locally.
 
     Wang et al., Federated Evaluation of On-device Personalization, 2019, arXiv 1910.10252.
-
-    Args:
-        lr_personal: learning rate of the personal model; default: the run's
-        epochs_personal: passes of the personal model over the data in a round; default: the run's
     """
     return compose(name, components, personal=proximal(name, 0.0, lr_personal, epochs_personal, "received"))
 
 
-@preset
+@preset(Personal)
 def local(
     *, lr_personal: float | None = None, epochs_personal: int | None = None, name: str = "local", **components: Any
 ) -> Method:
     """Local training only: a personal model that starts at the initial one and never sees the shared model.
 
-    Args:
-        lr_personal: learning rate of the personal model; default: the run's
-        epochs_personal: passes of the personal model over the data in a round; default: the run's
+    What every client reaches without the others.
     """
     return compose(name, components, personal=proximal(name, 0.0, lr_personal, epochs_personal, "initial"))
 
 
-@preset
+@preset(Scaffold)
 def scaffold(*, name: str = "scaffold", **components: Any) -> Method:
-    """SCAFFOLD: FedAvg whose gradients are corrected by control variates, so that clients do not drift apart.
-
-    Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, arXiv 1910.06378.
-    """
+    """SCAFFOLD: FedAvg whose gradients are corrected by control variates, so that clients do not drift apart."""
     return compose(name, components, correction=Scaffold())
 
 
-@preset
+@preset(FedDyn)
 def feddyn(alpha: float = 0.01, *, name: str = "feddyn", **components: Any) -> Method:
-    """FedDyn: a proximal term of weight `alpha` and a linear one, so that all clients agree on the optimum.
-
-    Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, arXiv 2111.04263.
-
-    Args:
-        alpha: weight of both terms
-    """
+    """FedDyn: a proximal term of weight `alpha` and a linear one, so that all clients agree on the optimum."""
     return compose(name, components, correction=FedDyn(alpha))
 
 
-@preset
+@preset(QFfl)
 def qffl(q: float = 1.0, *, name: str = "qffl", **components: Any) -> Method:
-    """q-FFL, solved by q-FedAvg: clients with a larger loss move the shared model more; q = 0 is FedAvg.
-
-    Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, arXiv 1905.10497.
-
-    Args:
-        q: the exponent of the clients' losses
-    """
+    """q-FFL, solved by q-FedAvg: clients with a larger loss move the shared model more; q = 0 is FedAvg."""
     return compose(name, components, aggregator=QFfl(q))
 
 
-@preset
+@preset(Afl)
 def afl(weights_lr: float = 0.01, *, name: str = "afl", **components: Any) -> Method:
-    """AFL: client weights that follow the losses, towards the best model for the worst mixture of clients.
-
-    Mohri et al., Agnostic Federated Learning, ICML 2019, arXiv 1902.00146.
-
-    Args:
-        weights_lr: step of the clients' weights
-    """
+    """AFL: client weights that follow the losses, towards the best model for the worst mixture of clients."""
     return compose(name, components, weighting=Afl(weights_lr))
 
 
-@preset
+@preset(ByLoss)
 def term_clients(t: float = 1.0, *, name: str = "term_clients", **components: Any) -> Method:
-    """TERM over clients: each counts with exp(t · loss), on the server; t = 0 is FedAvg, inf the worst client alone.
-
-    Li et al., Tilted Empirical Risk Minimization, ICLR 2021, arXiv 2007.01162.
-
-    Args:
-        t: tilt over the losses of the clients
-    """
+    """TERM over clients: each counts with exp(t · loss), on the server; t = 0 is FedAvg, inf the worst client alone."""
     return compose(name, components, weighting=ByLoss(t))
 
 
-@preset
+@preset(FedMgda)
 def fedmgda(
     weights_bound: float = 0.1, *, update_length: float = 1.0, name: str = "fedmgda", **components: Any
 ) -> Method:
-    """FedMGDA+: updates of one length, combined so that no client loses; weights within `weights_bound` of equal ones.
-
-    Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, arXiv 2006.11489.
-
-    Args:
-        weights_bound: how much the clients' weights may differ from equal ones
-        update_length: length of every update
-    """
+    """FedMGDA+: updates of one length, combined with nearly equal weights so that no client loses."""
     return compose(name, components, aggregator=FedMgda(weights_bound, update_length))
 
 
-@preset
+@preset(PropFair)
 def propfair(utility: float = 3.0, *, name: str = "propfair", **components: Any) -> Method:
-    """PropFair: clients minimise −log(utility − R), which weights those with large losses: proportional fairness.
-
-    Zhang et al., Proportional Fairness in Federated Learning, TMLR 2023, arXiv 2202.01666.
-
-    Args:
-        utility: more than the loss of any batch
-    """
+    """PropFair: clients minimise −log(utility − R), which weights those with large losses: proportional fairness."""
     return compose(name, components, objective=PropFair(utility))
 
 
-@preset
+@preset(Local)
 def fedper(local: Sequence[str] = (LAST_LAYER,), *, name: str = "fedper", **components: Any) -> Method:
     """FedPer: the last layer, or the parameters of other patterns, stays on its client; the rest is FedAvg.
 
     Arivazhagan et al., Federated Learning with Personalization Layers, 2019, arXiv 1912.00818.
-
-    Args:
-        local: patterns of the parameters that stay; "last" is the last layer
     """
     return compose(name, components, local=Local(local))  # type: ignore[arg-type]
 
 
-@preset
+@preset(Local)
 def fedrep(
     head_epochs: int = 10, local: Sequence[str] = (LAST_LAYER,), *, name: str = "fedrep", **components: Any
 ) -> Method:
@@ -324,12 +290,11 @@ def fedrep(
 
     Args:
         head_epochs: passes that train the local parameters alone
-        local: patterns of the parameters that stay; "last" is the last layer
     """
     return compose(name, components, local=Local(local, head_epochs))  # type: ignore[arg-type]
 
 
-@preset
+@preset(Moreau)
 def pfedme(
     mu: float = 5.0, inner_steps: int = 5, *, lr_personal: float | None = None, name: str = "pfedme", **components: Any
 ) -> Method:
@@ -337,10 +302,5 @@ def pfedme(
 
     T. Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020, arXiv 2006.08848; mu is their
     lambda, lr_personal the step of the personal model, lr that of the shared one (15, 0.1 and 0.005 in their code).
-
-    Args:
-        mu: weight of the proximal term
-        inner_steps: steps of the personal model on every batch
-        lr_personal: learning rate of the personal model; default: the run's
     """
     return compose(name, components, personal=Moreau(mu, inner_steps, lr_personal))

@@ -20,12 +20,7 @@ def check_methods(
 ) -> list[Method]:
     """Check the methods of a run together: unique names, and learning rates for which the proximal terms are stable.
 
-    Args:
-        methods: the methods
-        lr: the run's learning rate of shared models
-        lr_personal: the run's learning rate of personal models; None: lr
-        plain_sgd: whether clients train by plain SGD; the bound lr · mu < 2 holds for it alone
-        epochs: whether clients train for a number of epochs; otherwise methods cannot have their own
+    The bound lr · mu < 2 holds for plain SGD alone; without `epochs`, with local steps, methods have none of their own.
     """
     if isinstance(methods, Method | str) or not isinstance(methods, Iterable):
         raise InputError(f"methods must be a list, such as [ft.fedavg(), ft.ditto()], got {methods!r}")

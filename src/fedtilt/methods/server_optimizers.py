@@ -110,6 +110,3 @@ class Adagrad(_Adaptive):
 
     def _second_moment(self, second: Tensor, square: Tensor) -> Tensor:
         return second + square
-
-
-SERVER_OPTIMIZERS = {cls.rule: cls for cls in (Sgd, Adam, Yogi, Adagrad)}

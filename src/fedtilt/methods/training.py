@@ -51,21 +51,17 @@ class ClientBatches(Sequence[tuple[Any, Tensor]]):
     """
 
     def __init__(
-        self, x: Any, y: Tensor, batches: Sequence[tuple[Any, Tensor]], *, lr: float, loss: Any, round: int,
-        epochs: int, classes: int, steps: Sequence[ClientBatch] | None = None, groups: Tensor | None = None,
-        weights: Tensor | None = None, new_step: Callable[[Sequence[nn.Parameter], float], Step] = plain_sgd,
+        self, x: Any, y: Tensor, steps: Sequence[ClientBatch], *, groups: Tensor, weights: Tensor | None, lr: float,
+        loss: Any, round: int, epochs: int, classes: int, new_step: Callable[[Sequence[nn.Parameter], float], Step],
     ) -> None:  # fmt: skip
-        self.x, self.y = x, y
-        self.groups = y if groups is None else groups
-        self.weights = weights
+        self.x, self.y, self.groups, self.weights, self.steps = x, y, groups, weights, steps
         self.lr = lr  # the learning rate of this round
         self.loss = loss  # (outputs, targets) → the loss of every sample (n,)
         self.round = round
         self.epochs = epochs
         self.classes = classes  # outputs of the model
-        self.steps = [ClientBatch(x, y, y, None) for x, y in batches] if steps is None else steps
         self.made_stepper = False
-        self._batches = batches
+        self._batches = [(batch.x, batch.y) for batch in steps]
         self._new_step = new_step
 
     def stepper(self, parameters: Iterable[nn.Parameter], lr: float | None = None) -> Step:
@@ -134,6 +130,3 @@ class Training(Component):
     def server_step(self, sent: Mapping[str, Tensor], round: ServerRound, slot: Slot) -> Slot:
         """The server's next slot, from what the clients sent, each (C, …)."""
         return slot
-
-
-TRAINING: dict[str, type[Training]] = {}

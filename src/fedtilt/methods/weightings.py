@@ -85,6 +85,3 @@ class Afl(Weighting):
         clients = list(round.clients)
         weights = afl_weights(slot["weights"], clients, round.losses, self.lr)
         return weights[clients], {"weights": weights}
-
-
-WEIGHTINGS: dict[str, type[Weighting]] = {cls.rule: cls for cls in (Equal, BySamples, ByLoss, Afl)}

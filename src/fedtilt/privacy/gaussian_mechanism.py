@@ -113,13 +113,7 @@ class GaussianMechanism:
         return PrivacyLoss(spent, self.delta, self.noise)
 
     def last_round(self, rounds: int, *, done: int = 0, releases: int = 0) -> int:
-        """The round at which the budget ends, at most `rounds`.
-
-        Args:
-            rounds: the last round without a budget
-            done: rounds that are done
-            releases: models that the server has sent; more than `done` if rounds were repeated
-        """
+        """The round at which the budget ends, at most `rounds`; `done` rounds made these releases, or repeated more."""
         if self.budget is None:
             return rounds
         low, high = 0, max(0, rounds - done)  # further rounds
@@ -148,11 +142,6 @@ class GaussianMechanism:
 
         A selected client without a valid model counts as one that sends the received model back, so that the
         sensitivity does not depend on who replies.
-
-        Args:
-            method: gives q
-            received: the model w that the clients started from, (S,)
-            models: client → its model w_n, (S,), all finite
         """
         start, q = received.double(), getattr(method.aggregator, "q", 0.0)
         updates = (self._clipped(models[client].double() - start) for client in sorted(models))

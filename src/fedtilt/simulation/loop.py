@@ -10,9 +10,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from fedtilt.attacks.attack import AttackedFederation
 from fedtilt.auditing.collect import Collector
 from fedtilt.cluster.remote_tensor import LostTensorError
@@ -21,9 +18,8 @@ from fedtilt.data.data_warnings import warn
 from fedtilt.engine.client_states import ClientStates, FederationState, RestartPoint
 from fedtilt.engine.prepare import PreparedRun, check_effects, make_executor, prepare
 from fedtilt.engine.server import ServerUpdate, server_update
-from fedtilt.engine.server_inputs import received_updates, train_on_root_sets
 from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
-from fedtilt.engine.state import check_state, initial_server
+from fedtilt.engine.state import check_state, initial_server, tensors_on
 from fedtilt.engine.updates import check_finite
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
@@ -33,7 +29,14 @@ from fedtilt.executors.in_process import Executor, one_thread
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.parts import Tensors
-from fedtilt.simulation.client_training import merge_equal, plan_clients, store_states, train_clients
+from fedtilt.simulation.client_training import (
+    merge_equal,
+    plan_clients,
+    received_updates,
+    store_states,
+    train_clients,
+    train_on_root_sets,
+)
 from fedtilt.simulation.round import Round
 from fedtilt.storage.releases import Releases
 from fedtilt.training.precision import fp32_deterministic
@@ -89,21 +92,13 @@ def simulate_prepared(
     state: FederationState | None = None,
     client_states: ClientStates | None = None,
     notice: Callable[[str], None] | None = None,
-    releases: Releases | None = None,
+    releases: Releases | None = None,  # counts models with secret noise; default: from those of the state on
 ) -> Generator[Round, None, None]:
-    """`simulate` with checked inputs.
-
-    Args:
-        prepared: the inputs
-        state: see `simulate`
-        client_states: see `simulate`
-        notice: called with messages for the user, which else are warnings
-        releases: counts models with secret noise; default: from those of the state on
-    """
+    """`simulate` with checked inputs; `notice` is called with messages for the user, which else are warnings."""
     methods, device = prepared.methods, prepared.device
     if state is None:
         servers: dict[str, Tensors] = {
-            m.name: _to(device, initial_server(m, prepared.parts, prepared.federation.clients, prepared.net))
+            m.name: tensors_on(device, initial_server(m, prepared.parts, prepared.federation.clients, prepared.net))
             for m in methods
         }
         state = FederationState(0, servers, ClientStates() if client_states is None else client_states)
@@ -113,12 +108,8 @@ def simulate_prepared(
                 raise InputError(f"state has no method {m.name!r}; it has {', '.join(state.server)}")
             needed = initial_server(m, prepared.parts, prepared.federation.clients, prepared.net)
             check_state(state.server[m.name], needed, f"the state of the server for method {m.name!r}")
-        state.server = {m.name: _to(device, state.server[m.name]) for m in methods}
+        state.server = {m.name: tensors_on(device, state.server[m.name]) for m in methods}
     return _rounds(prepared, state, notice or (lambda text: warn([text])), releases or Releases(None, state.round))
-
-
-def _to(device: torch.device, tensors: Tensors) -> dict[str, Tensor]:
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def _rounds(

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedtilt.config.setting_fields import settings_of
 from fedtilt.config.tables import format_value
-from fedtilt.engine.settings import MOVED, TrainSettings, moved_key
+from fedtilt.engine.settings import TrainSettings, table_with
 from fedtilt.errors import InputError
 from fedtilt.spec.fields import TABLES
 from fedtilt.spec.method import MethodSpec, method_keys
@@ -22,12 +22,12 @@ def method_label(method: Mapping[str, Any], position: int) -> str:
 def unknown_key(path: Iterable[str], key: str, value: object, table: type) -> InputError:
     """The error about a key that a table does not have, with the key that was probably meant."""
     path = tuple(path)
-    if table is TrainSettings and key in MOVED:
-        return InputError(moved_key(key, value, "train."))
     keys = keys_of(table)
     close = difflib.get_close_matches(key, keys, n=1)
     if close:
         remedy = f"did you mean {'.'.join([*path, close[0]])}?"
+    elif table is TrainSettings and (written := table_with(key)):
+        remedy = f"write {written}"
     elif elsewhere := key_named(key):
         remedy = f"did you mean {elsewhere}?"
     else:

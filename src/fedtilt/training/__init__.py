@@ -5,13 +5,13 @@ native    perceptrons and CNNs in C, one job at a time: for CPUs with a C compil
 fused     perceptrons, with a hand-written backward pass, one job at a time: for CPUs without a C compiler
 stacked   all jobs in one step: for GPUs
 
-A backend is asked about the whole work, `unsupported_reason(model, job, device_type, sample)`: None, or a clause that
-says why it does not train this job. The autograd loop trains every job, also the jobs whose special steps the backend
-of the run does not know.
+A backend is asked about the whole work, `unsupported_reason(model, job, device_type, sample, target)`: None, or a
+clause that says why it does not train this job. The autograd loop trains every job, also those whose special steps the
+backend of the run does not know: `special_reason(model, job)`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -38,25 +38,22 @@ class Backend(Protocol):
         ...
 
 
-def _with_special_jobs(
-    train: Backend, special_reason: Callable[[nn.Module, LocalJob], str | None], *, by_number: bool = True
-) -> Backend:
-    """The backend, with autograd for jobs whose special steps it does not know, and with the losses of `start`.
+_MODULES: dict[str, Any] = {"autograd": autograd_loop, "native": native, "fused": fused_mlp, "stacked": stacked}
+_FASTEST_FIRST = {"cpu": ("native", "fused", "autograd"), "cuda": ("stacked", "autograd")}
 
-    Args:
-        train: the backend
-        special_reason: why it does not train a job with special steps; None if it does
-        by_number: whether it takes samples by their number, and not batch by batch
-    """
+
+def _with_special_jobs(name: str, module: Any) -> Backend:
+    """The backend, with autograd for jobs whose special steps it does not know, and with the losses of `start`."""
 
     def train_all(
         model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches], *, precision: str = "float32"
     ) -> list[Trained]:
-        alone = [job.special_steps is not None and special_reason(model, job) is not None for job in jobs]
+        alone = [job.special_steps is not None and module.special_reason(model, job) is not None for job in jobs]
         rest = [i for i, is_alone in enumerate(alone) if not is_alone]
-        data_of = {id(data): data.augmented() if by_number else data for data in (batches[i] for i in rest)}
+        # the others take samples by their number, and not batch by batch
+        data_of = {id(data): data if name == "autograd" else data.augmented() for data in (batches[i] for i in rest)}
         of_rest = [data_of[id(batches[i])] for i in rest]
-        trained = iter(train(model, [jobs[i] for i in rest], of_rest, precision=precision))
+        trained = iter(module.train(model, [jobs[i] for i in rest], of_rest, precision=precision))
         results = []
         for job, data, is_alone in zip(jobs, batches, alone, strict=True):
             result = autograd_loop.train(model, [job], [data], precision=precision)[0] if is_alone else next(trained)
@@ -67,19 +64,7 @@ def _with_special_jobs(
     return train_all
 
 
-BACKENDS: dict[str, Backend] = {
-    "autograd": _with_special_jobs(autograd_loop.train, lambda *_: None, by_number=False),
-    "native": _with_special_jobs(native.train, native.special_reason),
-    "fused": _with_special_jobs(fused_mlp.train, lambda _, job: job.special_steps),
-    "stacked": _with_special_jobs(stacked.train, stacked.special_reason),
-}
-_FASTEST_FIRST = {"cpu": ("native", "fused", "autograd"), "cuda": ("stacked", "autograd")}
-_UNSUPPORTED_REASON = {
-    "autograd": lambda *_: None,
-    "native": lambda model, job, device_type, sample, _: native.unsupported_reason(model, job, device_type, sample),
-    "fused": lambda model, job, device_type, sample, _: fused_mlp.unsupported_reason(model, job, device_type, sample),
-    "stacked": stacked.unsupported_reason,
-}
+BACKENDS = {name: _with_special_jobs(name, module) for name, module in _MODULES.items()}
 
 
 class BackendChoice(NamedTuple):
@@ -127,7 +112,8 @@ def choose_backend(
     reasons: dict[str, str] = {}
     x, target = (None, None) if sample is None else sample
     for name in _FASTEST_FIRST[device_type] if backend == "auto" else (backend,):
-        unsupported = [(job, r) for job in jobs if (r := _UNSUPPORTED_REASON[name](model, job, device_type, x, target))]
+        reason_of = _MODULES[name].unsupported_reason
+        unsupported = [(job, r) for job in jobs if (r := reason_of(model, job, device_type, x, target))]
         reason = "samples have weights" if weighted else next((r for job in jobs if (r := job.autograd_reason)), None)
         reason = None if name == "autograd" else reason
         reason = reason or next(

@@ -58,12 +58,7 @@ def _check_like(x: Inputs, found: object) -> None:
 
 
 def check_transform(transform: Transform, x: Inputs) -> Inputs:
-    """Some samples, transformed with a fixed key; raises InputError if the same key gives another result.
-
-    Args:
-        transform: the function
-        x: some samples
-    """
+    """Some samples, transformed with a fixed key; raises InputError if the same key gives another result."""
     augment = Augmentation(transform, key=0)
     copies = [augment(_copy(x), 0, 0) for _ in range(_REPEATS)]
     first = named_tensors(copies[0], "inputs")

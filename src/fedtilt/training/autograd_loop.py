@@ -22,17 +22,17 @@ from fedtilt.training.precision import autocast, fp32_deterministic
 _SAMPLES = 4096  # in a forward pass without gradients
 
 
+def unsupported_reason(*_: object) -> None:
+    """Every job is supported."""
+
+
+special_reason = unsupported_reason
+
+
 def train(
     model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches], *, precision: str = "float32"
 ) -> list[Trained]:
-    """Train every job on its batches.
-
-    Args:
-        model: the architecture, with its frozen parameters and initial buffers, on the device of the jobs
-        jobs: the jobs
-        batches: the data of each job
-        precision: of products on CUDA; the loss and the parameters are float32
-    """
+    """Train every job on its batches; the model has the frozen parameters and initial buffers, on the jobs' device."""
     return [_train_one(model, job, data, precision) for job, data in zip(jobs, batches, strict=True)]
 
 

@@ -31,8 +31,8 @@ def train(model: nn.Module, job: LocalJob, batches: Batches, precision: str) -> 
     steps = [ClientBatch(x, y, groups[0], weights) for x, y, groups, weights in batches.of(job)]
     epochs = len(batches.order) if job.epochs is None else job.epochs
     data = ClientBatches(
-        batches.x, batches.y, [(x, y) for x, y, *_ in steps], lr=job.lr, loss=job.loss, round=job.round, epochs=epochs,
-        classes=_outputs(net, batches), steps=steps, groups=batches.groups_of(job)[0], weights=batches.weights,
+        batches.x, batches.y, steps, groups=batches.groups_of(job)[0], weights=batches.weights, lr=job.lr,
+        loss=job.loss, round=job.round, epochs=epochs, classes=_outputs(net, batches),
         new_step=plain_sgd if job.optimizer.is_plain else partial(_optimizer_step, job.optimizer),
     )  # fmt: skip
     with seeds.seeded_global_rng(batches.key, device), fp32_deterministic(device, precision == "tf32"):

@@ -91,16 +91,7 @@ def keyed_dropout(others: Functions = MappingProxyType({})) -> Iterator[Masks]:
     ...     F.dropout(torch.ones(6), 0.5)
     tensor([0., 0., 2., 0., 0., 2.])
     """
-    functions: dict[str, Callable[..., Tensor]] = {
-        "dropout": _dropout,
-        "dropout1d": _channel_dropout("dropout1d", unbatched=2),
-        "dropout2d": _channel_dropout("dropout2d", unbatched=None),
-        "dropout3d": _channel_dropout("dropout3d", unbatched=4),
-        "alpha_dropout": _alpha_dropout,
-        "feature_alpha_dropout": _feature_alpha_dropout,
-        "scaled_dot_product_attention": _attention,
-        **others,
-    }
+    functions = _KEYED | dict(others)
     for name, function in functions.items():
         setattr(F, name, function)
     try:
@@ -115,39 +106,31 @@ def _is_off(p: float, training: bool) -> bool:
     return not _masks.is_active or not training or p == 0
 
 
-def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    if _is_off(p, training):
-        return _TORCH["dropout"](input, p, training, inplace)
-    return _drop(input, tuple(input.shape), p)
+def _keyed(
+    name: str, drop: Callable[..., Tensor], *, channels: bool = False, unbatched: int | None = None, on: bool = True
+) -> Callable[..., Tensor]:
+    """The function of this name with keyed masks.
+
+    Args:
+        name: of `torch.nn.functional`
+        drop: of the input, the shape of the mask and p
+        channels: whether it drops whole channels (N, C, …)
+        unbatched: an input with this many dimensions is (C, …)
+        on: whether it drops by default
+    """
+
+    def function(input: Tensor, p: float = 0.5, training: bool = on, inplace: bool = False) -> Tensor:
+        if _is_off(p, training):
+            return _TORCH[name](input, p, training, inplace)
+        kept = input.dim() if not channels else 1 if input.dim() == unbatched else 2
+        return drop(input, (*input.shape[:kept], *[1] * (input.dim() - kept)), p)
+
+    return function
 
 
 def _drop(x: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
     """Zero with probability p, otherwise larger by 1 / (1 − p)."""
     return torch.where(_masks.keep(shape, p, x.device), x * (1 / (1 - p) if p < 1 else 0.0), 0)
-
-
-def _channel_dropout(name: str, unbatched: int | None) -> Callable[..., Tensor]:
-    """Dropout of whole channels (N, C, …); an input with `unbatched` dimensions is (C, …)."""
-
-    def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        if _is_off(p, training):
-            return _TORCH[name](input, p, training, inplace)
-        kept = 1 if input.dim() == unbatched else 2
-        return _drop(input, (*input.shape[:kept], *[1] * (input.dim() - kept)), p)
-
-    return dropout
-
-
-def _alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
-    if _is_off(p, training):
-        return _TORCH["alpha_dropout"](input, p, training, inplace)
-    return _alpha_drop(input, tuple(input.shape), p)
-
-
-def _feature_alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
-    if _is_off(p, training):
-        return _TORCH["feature_alpha_dropout"](input, p, training, inplace)
-    return _alpha_drop(input, (*input.shape[:2], *[1] * (input.dim() - 2)), p)
 
 
 def _alpha_drop(x: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
@@ -183,3 +166,14 @@ def written_out_attention(
         scores = scores.masked_fill(~attn_mask, -math.inf) if masked else scores + attn_mask
     weights = scores.softmax(-1)
     return (weights if _is_off(dropout_p, True) else _drop(weights, tuple(scores.shape), dropout_p)) @ value
+
+
+_KEYED: dict[str, Callable[..., Tensor]] = {
+    "dropout": _keyed("dropout", _drop),
+    "dropout1d": _keyed("dropout1d", _drop, channels=True, unbatched=2),
+    "dropout2d": _keyed("dropout2d", _drop, channels=True),
+    "dropout3d": _keyed("dropout3d", _drop, channels=True, unbatched=4),
+    "alpha_dropout": _keyed("alpha_dropout", _alpha_drop, on=False),
+    "feature_alpha_dropout": _keyed("feature_alpha_dropout", _alpha_drop, channels=True, on=False),
+    "scaled_dot_product_attention": _attention,
+}

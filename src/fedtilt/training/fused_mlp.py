@@ -15,19 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtilt.data.inputs import Inputs
 from fedtilt.math.losses import cross_entropy
 from fedtilt.math.tilt import nested_tilt_grad
 from fedtilt.models import vector_to_parameters
 from fedtilt.training.local_job import Batches, LocalJob, Trained, unusual_part
-from fedtilt.training.sequential import has_plain_layers
+from fedtilt.training.sequential import is_sequential
 
 
-def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample: Inputs | None = None) -> str | None:
+def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, *_: object) -> str | None:
     """Why this backend does not train the job, as a clause; None if it does."""
     if device_type != "cpu":
         return f"the device is {device_type}"
-    if not _is_perceptron(model):
+    if not is_sequential(model) or any(isinstance(layer, nn.Conv2d) for layer in model.modules()):
         return "the model is not an nn.Sequential of Flatten, Linear (with bias) and ReLU that ends with a Linear"
     if not job.optimizer.is_plain:
         return f"the optimiser is not plain SGD ({job.optimizer.describe()})"
@@ -36,17 +35,9 @@ def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample
     return unusual_part(job, model) or job.special_steps
 
 
-def _is_perceptron(model: nn.Module) -> bool:
-    if type(model) is not nn.Sequential or len(set(model)) < len(model):  # a subclass may compute something else
-        return False
-    layers = [m for m in model if not isinstance(m, nn.Flatten)]
-    flat_first = all(not isinstance(m, nn.Flatten) or (i == 0 and m.start_dim == 1) for i, m in enumerate(model))
-    if any(isinstance(m, nn.Linear) and m.bias is None for m in layers):
-        return False
-    kinds = [type(m) for m in layers]
-    if not flat_first or not kinds or kinds != [nn.Linear, nn.ReLU] * (len(kinds) // 2) + [nn.Linear]:
-        return False
-    return has_plain_layers(model, layers[::2])
+def special_reason(model: nn.Module, job: LocalJob) -> str | None:
+    """Why this backend does not know the special steps of a job, as a clause."""
+    return job.special_steps
 
 
 def train(

@@ -259,21 +259,7 @@ def make_batches(
     x: Inputs, y: Tensor, *, seed: int, round: int, client: int, epochs: int, batch_size: int, last_batch: str = "even",
     groups: Mapping[str, Tensor] | None = None, weights: Tensor | None = None, transform: Transform | None = None,
 ) -> Batches:  # fmt: skip
-    """The batches of one client in one round; their order depends on (seed, round, client) alone.
-
-    Args:
-        x: The client's samples, (n, …).
-        y: Their labels, (n,).
-        seed: The seed of the run.
-        round: The number of the round.
-        client: The number of the client.
-        epochs: Passes over the data.
-        batch_size: At most this many samples per batch.
-        last_batch: How an epoch is split: see `batch_bounds`.
-        groups: By column of groups, the group of each sample, (n,).
-        weights: The weight of each sample, (n,); None: they count the same.
-        transform: Augments every batch.
-    """
+    """The batches of one client in one round; their order depends on (seed, round, client) alone."""
     order = seeds.permutations(seeds.key(seed, "order", round=round, client=client), epochs, len(y), device=y.device)
     return Batches(
         x=x,

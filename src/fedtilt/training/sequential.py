@@ -67,11 +67,6 @@ class SequentialNet:
     parameter_index: Tensor  # (P,) the index of each parameter of the model in the row
     row_length: int  # of the row; entries without a parameter are 0
 
-    @staticmethod
-    def fits(model: nn.Module, shape: tuple[int, ...]) -> bool:
-        """Whether the model is such a network for samples of this shape."""
-        return _parse(model, shape) is not None
-
     @classmethod
     def from_module(cls, model: nn.Module, shape: tuple[int, ...]) -> Self | None:
         """The network for samples of this shape, or None if the model has layers that the kernels for GPUs lack."""
@@ -150,6 +145,22 @@ def _next_power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
+def is_sequential(model: nn.Module) -> bool:
+    """Whether the model is such a network, for samples of the size that its first linear layer expects."""
+    convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    linear = next((m for m in model.modules() if isinstance(m, nn.Linear)), None)
+    if linear is None:
+        return False
+    shape: tuple[int, ...] = (linear.in_features,)
+    if convolutions:  # any image whose convolutions give the right number of pixels will do
+        height, width = linear.in_features // convolutions[-1].out_channels, 1
+        for conv in reversed(convolutions):
+            shrinks = conv.kernel_size[0] - 1 - 2 * int(conv.padding[0]) if isinstance(conv.padding, tuple) else 0
+            height, width = 2 * height + shrinks, 2 * width + shrinks
+        shape = (convolutions[0].in_channels, height, width)
+    return _parse(model, shape) is not None
+
+
 def _parse(model: nn.Module, shape: tuple[int, ...]) -> tuple[list[nn.Conv2d], list[nn.Linear]] | None:
     """The convolutions and linear layers of a supported model, or None."""
     if type(model) is not nn.Sequential or len(set(model)) < len(model):  # a subclass may compute something else
@@ -175,7 +186,7 @@ def _parse(model: nn.Module, shape: tuple[int, ...]) -> tuple[list[nn.Conv2d], l
         return None
     if any(type(m) is not nn.Linear or m.bias is None for m in linears):
         return None
-    if linears[0].in_features != math.prod(image) or not has_plain_layers(model, [*convolutions, *linears]):
+    if linears[0].in_features != math.prod(image) or not _has_plain_layers(model, [*convolutions, *linears]):
         return None
     return convolutions, linears  # type: ignore[return-value]
 
@@ -186,7 +197,7 @@ def pooled_size(conv: nn.Conv2d, height: int, width: int) -> tuple[int, int]:
     return max(0, height + change) // 2, max(0, width + change) // 2
 
 
-def has_plain_layers(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
+def _has_plain_layers(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
     """Whether these layers' weights and biases are all the model's parameters, each used once, and it has no hooks.
 
     Kernels do not support tied weights, parametrisations (`spectral_norm`) and hooks.

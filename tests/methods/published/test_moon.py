@@ -49,7 +49,7 @@ def test_a_model_that_does_not_end_in_a_linear_layer_is_refused() -> None:
 
 
 def test_a_wrong_setting_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"training of method 'moon': moon: mu must be a number ≥ 0, got -1"):
+    with pytest.raises(InputError, match=r"method 'moon': moon: mu must be a number ≥ 0, got -1"):
         moon(mu=-1)
     with pytest.raises(InputError, match="temperature"):
         moon(temperature=math.nan)

@@ -28,16 +28,9 @@ from fedtilt.errors import InputError
 
 
 def read_clients(
-    data: Mapping[str, Any] | Iterable[Any],
-    names: Iterable[object] | None = None,
-    *,
-    name: str = "clients",
-    class_names: Sequence[str] | None = None,
-    task: str | None = None,
-    test_share: float | None = None,
-    seed: int = 0,
-    **columns: Any,
-) -> Dataset:
+    data: Mapping[str, Any] | Iterable[Any], names: Iterable[object] | None, *, name: str,
+    class_names: Sequence[str] | None, task: str | None, test_share: float | None, seed: int, **columns: Any,
+) -> Dataset:  # fmt: skip
     """One data set of every client's data; see `Federation.from_clients`."""
     values = {client: without_streaming(value) for client, value in _name_clients(data, names).items()}
     if task is not None:
@@ -52,20 +45,22 @@ def read_clients(
     unused = next((key for key in columns if key not in allowed), None)
     if unused is not None:
         raise InputError(f"{unused} = {columns[unused]!r} does not apply to this data; leave it out")
-    clients = []
-    for client, (train, test) in parts.items():
-        origin = f"client {client!r}"
-        clients.append(
-            ClientSamples(
-                name=client,
-                train=_read(train, origin, class_names, task, columns),
-                test=None if test is None else _read(test, f"the test data of {origin}", class_names, task, columns),
-            )
+    clients = [
+        ClientSamples(
+            name=client,
+            train=_read(train, f"client {client!r}", class_names, task, columns),
+            test=None
+            if test is None
+            else _read(test, f"the test data of client {client!r}", class_names, task, columns),
         )
+        for client, (train, test) in parts.items()
+    ]
     dataset = make_dataset(clients, name, class_names=class_names, test_share=test_share, seed=seed)
-    datasets = {client: value for client, value in values.items() if isinstance(value, Dataset)}
-    warnings = [f"client {client!r}: {text}" for client, data in datasets.items() for text in data.warnings]
-    warnings += [f"client {client!r}: {text}" for client, value in values.items() for text in split_warnings(value)]
+    warnings = [
+        f"client {client!r}: {text}"
+        for client, value in values.items()
+        for text in (value.warnings if isinstance(value, Dataset) else split_warnings(value))
+    ]
     schema = _common_schema(values)
     if schema is not None and schema.is_regression:  # the scale that the data sets were read with
         dataset = replace(dataset, target=schema.numbers, classes=0, class_names=())
@@ -73,13 +68,9 @@ def read_clients(
 
 
 def _read_tables(
-    values: Mapping[str, Any],
-    name: str,
-    class_names: Sequence[str] | None,
-    test_share: float | None,
-    seed: int,
+    values: Mapping[str, Any], name: str, class_names: Sequence[str] | None, test_share: float | None, seed: int,
     columns: Mapping[str, Any],
-) -> Dataset:
+) -> Dataset:  # fmt: skip
     """One table of all clients' data frames or files; pairs (train, test) get a split column."""
     known = set(inspect.signature(table).parameters) - {"source", "client"}
     for key, value in [("class_names", class_names), *columns.items()]:

@@ -79,7 +79,9 @@ def from_huggingface(
     train, test = splits(data, "data")
     dropped = () if client is None else (client,)
     samples = [
-        None if part is None else read_huggingface(part, origin, target, inputs, class_names, task, dropped)
+        None
+        if part is None
+        else read_huggingface(part, origin, target, inputs, dropped, class_names=class_names, task=task)
         for part, origin in ((train, "the training data"), (test, "the test data"))
     ]
     assert samples[0] is not None
@@ -168,14 +170,9 @@ def split_warnings(data: Any) -> list[str]:
 
 
 def read_huggingface(
-    data: Any,
-    origin: str,
-    target: str | None = None,
-    inputs: Sequence[str] = (),
-    class_names: Sequence[str] | None = None,
-    task: str = "classification",
-    drop: Sequence[str] = (),
-) -> LabelledSamples:
+    data: Any, origin: str, target: str | None = None, inputs: Sequence[str] = (), drop: Sequence[str] = (), *,
+    class_names: Sequence[str] | None, task: str,
+) -> LabelledSamples:  # fmt: skip
     """All rows of a `datasets.Dataset`; `drop` has the columns that are neither input nor label."""
     if not len(data):
         raise InputError(f"{origin} has 0 rows; give at least one")

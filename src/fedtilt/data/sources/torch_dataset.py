@@ -100,11 +100,7 @@ def _split_batch(batch: Any, origin: str) -> list[Any]:
 
 
 def read_torch(
-    dataset: Any,
-    origin: str,
-    target: str | None = None,
-    class_names: Sequence[str] | None = None,
-    task: str = "classification",
+    dataset: Any, origin: str, target: str | None, class_names: Sequence[str] | None, task: str
 ) -> LabelledSamples:
     """All samples of a dataset or loader, stacked."""
     names = _declared_classes(dataset) if class_names is None else class_names

@@ -78,6 +78,7 @@ class LocalCluster:
     def up(self, *, timeout: float = 60, notice: Callable[[str], None] = lambda text: None) -> None:
         """Start all processes and wait until all sites are connected, or not at all if the timeout is 0.
 
+        Every site adds two seconds to the timeout: they share the cores of this machine.
         `notice` is called with one sentence if the start takes longer than usual.
         """
         self.home = private_folder(self.home).resolve()
@@ -97,7 +98,7 @@ class LocalCluster:
                 for site in range(self.sites):
                     self.start_supernode(site)
                 if timeout:
-                    self.wait_for_sites(self.sites, timeout)
+                    self.wait_for_sites(self.sites, timeout + 2 * self.sites)
             except BaseException:
                 self._stop()
                 raise

@@ -13,7 +13,7 @@ from fedtilt.math.fair import shortest_combination
 from fedtilt.methods.component import ServerRound, Slot
 from fedtilt.methods.method import Method
 from fedtilt.methods.presets import compose, preset
-from fedtilt.methods.weightings import WEIGHTINGS, Weighting
+from fedtilt.methods.weightings import Weighting
 
 # distributions by which a loss divided by the mean loss becomes a response in [0, 1]
 RESPONSES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -42,7 +42,9 @@ class AAggFF(Weighting):
 
     rule: ClassVar[str] = "aaggff"
     needs_losses: ClassVar[bool] = True
-    scale: str = setting("device", "many clients of which few take part, or few clients", choices=("device", "silo"))
+    scale: str = setting(
+        "device", "'device' for many clients of which few take part, 'silo' for few", choices=("device", "silo")
+    )
     response: str = setting("weibull", "distribution function of the losses", choices=RESPONSES)
 
     def init(self, population: int) -> Slot:
@@ -88,18 +90,7 @@ class AAggFF(Weighting):
         return {"weights": shortest_combination(matrix), "gradients": gradients, "curvature": curvature}
 
 
-@preset
+@preset(AAggFF)
 def aaggff(scale: str = "device", response: str = "weibull", *, name: str = "aaggff", **components: Any) -> Method:
-    """AAggFF: FedAvg with weights of clients that the server learns online, so that none of them is left behind.
-
-    Hahn et al., Pursuing Overall Welfare in Federated Learning through Sequential Decision Making, ICML 2024, arXiv
-    2405.20821.
-
-    Args:
-        scale: "device" for many clients of which few take part, "silo" for few
-        response: distribution function of the losses
-    """
-    return compose(name, components, weighting={"rule": "aaggff", "scale": scale, "response": response})
-
-
-WEIGHTINGS[AAggFF.rule] = AAggFF
+    """AAggFF: FedAvg with weights of clients that the server learns online, so that none of them is left behind."""
+    return compose(name, components, weighting=AAggFF(scale=scale, response=response))

@@ -11,7 +11,7 @@ from fedtilt.config.setting_fields import setting
 from fedtilt.methods.component import Slot
 from fedtilt.methods.method import Method
 from fedtilt.methods.presets import compose, preset
-from fedtilt.methods.training import TRAINING, ClientBatch, ClientBatches, ClientResult, Training
+from fedtilt.methods.training import ClientBatch, ClientBatches, ClientResult, Training
 from fedtilt.models import logits, parameters_to_vector, trained_parameters, with_weights
 
 
@@ -28,7 +28,9 @@ class Apfl(Training):
 
     rule: ClassVar[str] = "apfl"
     has_personal: ClassVar[bool] = True
-    alpha: float = setting(0.5, "share of a client's own model in its first round", ge=0, le=1)
+    alpha: float = setting(
+        0.5, "share of a client's own model in its first round; 0 is FedAvg, 1 local training", ge=0, le=1
+    )
     adaptive: bool = setting(True, "whether clients learn their shares", allowed="true or false")
 
     def init_client(self, model: nn.Module) -> Slot:
@@ -72,17 +74,7 @@ class Apfl(Training):
                 m.copy_(alpha * v + (1 - alpha) * w)
 
 
-@preset
+@preset(Apfl)
 def apfl(alpha: float = 0.5, adaptive: bool = True, *, name: str = "apfl", **components: Any) -> Method:
-    """APFL: FedAvg, and a personal mixture of the shared model and one of the client's own, with a learned share.
-
-    Deng et al., Adaptive Personalized Federated Learning, 2020, arXiv 2003.13461.
-
-    Args:
-        alpha: share of a client's own model in its first round; 0 is FedAvg, 1 local training
-        adaptive: whether clients learn their shares
-    """
-    return compose(name, components, training={"rule": "apfl", "alpha": alpha, "adaptive": adaptive})
-
-
-TRAINING[Apfl.rule] = Apfl
+    """APFL: FedAvg, and a personal mixture of the shared model and one of the client's own, with a learned share."""
+    return compose(name, components, training=Apfl(alpha=alpha, adaptive=adaptive))

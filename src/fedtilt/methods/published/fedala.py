@@ -12,7 +12,7 @@ from fedtilt.data.inputs import take
 from fedtilt.methods.component import Slot
 from fedtilt.methods.method import Method
 from fedtilt.methods.presets import compose, preset
-from fedtilt.methods.training import TRAINING, ClientBatches, ClientResult, Training, mean
+from fedtilt.methods.training import ClientBatches, ClientResult, Training, mean
 from fedtilt.models import logits, trained_parameters
 
 _PAST_LOSSES, _MOST_EPOCHS = 10, 100  # until the mixing has converged, the first time
@@ -32,9 +32,11 @@ class FedAla(Training):
 
     rule: ClassVar[str] = "fedala"
     has_personal: ClassVar[bool] = True
-    layers: int = setting(1, "last layers that are mixed; 0: none", ge=0)
-    share: float = setting(0.8, "share of the samples that the weights learn from", gt=0, le=1)
-    rate: float = setting(1.0, "step of the weights", gt=0)
+    layers: int = setting(
+        1, "last layers that are mixed, the others start at the received ones; 0: none, which is FedAvg", ge=0
+    )
+    share: float = setting(0.8, "share of the samples that the weights of the mixture learn from", gt=0, le=1)
+    rate: float = setting(1.0, "step of the weights of the mixture", gt=0)
     steady: float = setting(0.1, "standard deviation of the last ten losses at which they have converged", gt=0)
 
     def init_client(self, model: nn.Module) -> Slot:
@@ -96,21 +98,9 @@ def _fill(parameters: list[nn.Parameter], values: Tensor) -> None:
             p.copy_(piece.view_as(p))
 
 
-@preset
+@preset(FedAla)
 def fedala(
     layers: int = 1, share: float = 0.8, rate: float = 1.0, *, name: str = "fedala", **components: Any
 ) -> Method:
-    """FedALA: clients start each round at a learned mixture of their last model and the received one, by element.
-
-    Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023, arXiv 2212.01197.
-
-    Args:
-        layers: last layers that are mixed; the others start at the received ones; 0: all do, which is FedAvg
-        share: share of the samples that the mixing learns from
-        rate: step of the mixing
-    """
-    training = {"rule": "fedala", "layers": layers, "share": share, "rate": rate}
-    return compose(name, components, training=training)
-
-
-TRAINING[FedAla.rule] = FedAla
+    """FedALA: clients start each round at a learned mixture of their last model and the received one, by element."""
+    return compose(name, components, training=FedAla(layers=layers, share=share, rate=rate))

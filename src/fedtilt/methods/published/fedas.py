@@ -13,8 +13,8 @@ from fedtilt.methods.component import ServerRound, Slot
 from fedtilt.methods.features import body_parameters, check_labels, evaluated, last_linear, members, with_features
 from fedtilt.methods.method import Method
 from fedtilt.methods.presets import compose, preset
-from fedtilt.methods.training import TRAINING, ClientBatches, ClientResult, Training
-from fedtilt.methods.weightings import WEIGHTINGS, Weighting
+from fedtilt.methods.training import ClientBatches, ClientResult, Training
+from fedtilt.methods.weightings import Weighting
 from fedtilt.models import logits, trained_parameters
 
 
@@ -115,18 +115,8 @@ class Fisher(Weighting):
         return (traces if traces.any() else None), slot
 
 
-@preset
+@preset(FedAs)
 def fedas(align_lr: float = 0.01, *, name: str = "fedas", **components: Any) -> Method:
-    """FedAS: a shared body, which clients align with their own features, personal heads, weights by Fisher information.
-
-    Yang et al., FedAS: Bridging Inconsistency in Personalized Federated Learning, CVPR 2024.
-
-    Args:
-        align_lr: learning rate of the alignment; 0: there is none
-    """
+    """FedAS: a shared body that clients align with their own features, own heads, weights by Fisher information."""
     components = {"weighting": "fisher"} | components
-    return compose(name, components, training={"rule": "fedas", "align_lr": align_lr})
-
-
-TRAINING[FedAs.rule] = FedAs
-WEIGHTINGS[Fisher.rule] = Fisher
+    return compose(name, components, training=FedAs(align_lr=align_lr))

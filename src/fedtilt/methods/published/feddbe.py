@@ -14,7 +14,7 @@ from fedtilt.methods.component import ServerRound, Slot
 from fedtilt.methods.features import evaluated, last_linear, with_features
 from fedtilt.methods.method import Method
 from fedtilt.methods.presets import compose, preset
-from fedtilt.methods.training import TRAINING, ClientBatches, ClientResult, Training, mean
+from fedtilt.methods.training import ClientBatches, ClientResult, Training, mean
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class FedDbe(Training):
 
     rule: ClassVar[str] = "feddbe"
     has_personal: ClassVar[bool] = True
-    kappa: float = setting(50.0, "weight of the pull to the agreed mean", ge=0)
+    kappa: float = setting(50.0, "weight of the pull to the mean of features that all agree on", ge=0)
     momentum: float = setting(1.0, "share of a batch in the running mean", gt=0, le=1)
 
     def init_client(self, model: nn.Module) -> Slot:
@@ -83,18 +83,7 @@ class FedDbe(Training):
         return {"mean": (share @ means).to(slot["mean"]), "agreed": torch.ones_like(slot["agreed"])}
 
 
-@preset
+@preset(FedDbe)
 def feddbe(kappa: float = 50.0, momentum: float = 1.0, *, name: str = "feddbe", **components: Any) -> Method:
-    """FedDBE: FedAvg whose clients keep the bias of their domain in a personal mean that is added to the features.
-
-    Zhang et al., Eliminating Domain Bias for Federated Learning in Representation Space, NeurIPS 2023, arXiv
-    2311.14975.
-
-    Args:
-        kappa: weight of the pull to the mean of features that all agree on
-        momentum: share of a batch in the running mean
-    """
-    return compose(name, components, training={"rule": "feddbe", "kappa": kappa, "momentum": momentum})
-
-
-TRAINING[FedDbe.rule] = FedDbe
+    """FedDBE: FedAvg whose clients keep the bias of their domain in a personal mean that is added to the features."""
+    return compose(name, components, training=FedDbe(kappa=kappa, momentum=momentum))

@@ -14,7 +14,7 @@ from fedtilt.methods.component import ServerRound, Slot
 from fedtilt.methods.features import evaluated, last_linear, members, with_features
 from fedtilt.methods.method import Method
 from fedtilt.methods.presets import compose, preset
-from fedtilt.methods.training import TRAINING, ClientBatches, ClientResult, Training
+from fedtilt.methods.training import ClientBatches, ClientResult, Training
 
 
 @dataclass(frozen=True)
@@ -85,20 +85,10 @@ class FedMinMax(Training):
         return {"mu": mu.to(slot["mu"]), "samples": samples.to(slot["samples"])}
 
 
-@preset
+@preset(FedMinMax)
 def fedminmax(
     weights_lr: float = 0.01, groups: int | None = None, *, name: str = "fedminmax", **components: Any
 ) -> Method:
-    """FedMinMax: groups of samples count more the larger their risk is over all clients, so that the worst is best.
-
-    Papadaki et al., Minimax Demographic Group Fairness in Federated Learning, FAccT 2022, arXiv 2201.08304.
-
-    Args:
-        weights_lr: step of the groups' weights
-        groups: how many groups the data has; default: one for every output of the model, its classes
-    """
+    """FedMinMax: groups of samples count more the larger their risk is over all clients, so that the worst is best."""
     components = {"weighting": "samples"} | components
-    return compose(name, components, training={"rule": "fedminmax", "lr": weights_lr, "groups": groups})
-
-
-TRAINING[FedMinMax.rule] = FedMinMax
+    return compose(name, components, training=FedMinMax(lr=weights_lr, groups=groups))

@@ -13,7 +13,7 @@ from fedtilt.methods.component import Slot
 from fedtilt.methods.features import check_labels, last_linear, members, with_features
 from fedtilt.methods.method import Method
 from fedtilt.methods.presets import compose, preset
-from fedtilt.methods.training import TRAINING, ClientBatches, ClientResult, Training
+from fedtilt.methods.training import ClientBatches, ClientResult, Training
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,7 @@ class FedRod(Training):
         return self.gamma * counts.clamp_min(torch.finfo(counts.dtype).tiny).log()
 
 
-@preset
+@preset(FedRod)
 def fedrod(gamma: float = 1.0, *, name: str = "fedrod", **components: Any) -> Method:
-    """FedRoD: one model that is good for all, by a balanced loss, and a personal head on top that is good for one.
-
-    Chen, Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022, arXiv
-    2107.00778.
-
-    Args:
-        gamma: exponent of the numbers of samples in the balanced loss; 0: the plain loss, the shared model is FedAvg's
-    """
-    return compose(name, components, training={"rule": "fedrod", "gamma": gamma})
-
-
-TRAINING[FedRod.rule] = FedRod
+    """FedRoD: one model that is good for all, by a balanced loss, and a personal head on top that is good for one."""
+    return compose(name, components, training=FedRod(gamma=gamma))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedtilt.config.setting_fields import setting
 from fedtilt.math.mixing import mix
-from fedtilt.methods.before import BEFORE, Before, Prepared
+from fedtilt.methods.before import Before, Prepared
 from fedtilt.methods.component import ServerRound, Slot
 from fedtilt.methods.method import Method
 from fedtilt.methods.presets import compose, preset
@@ -25,7 +25,7 @@ class Foundation(Before):
     """
 
     rule: ClassVar[str] = "foundation"
-    share: float = setting(0.5, "synthetic models for every client's", ge=0)
+    share: float = setting(0.5, "synthetic models for every client's; 0 is the rule alone", ge=0)
 
     def apply(self, models: Tensor, round: ServerRound, slot: Slot) -> Prepared:
         """The clients' models, and the synthetic ones after them."""
@@ -40,17 +40,8 @@ class Foundation(Before):
         return Prepared(mix(models, weights), weights, slot)
 
 
-@preset
+@preset(Foundation)
 def foundationfl(share: float = 0.5, *, name: str = "foundationfl", **components: Any) -> Method:
-    """FoundationFL: synthetic updates, copies of the one farthest from the extremes, before a robust rule.
-
-    Fang et al., Do We Really Need to Design New Byzantine-robust Aggregation Rules?, NDSS 2025, arXiv 2501.17381.
-
-    Args:
-        share: synthetic updates for every client's; 0 is the rule alone
-    """
+    """FoundationFL: synthetic updates, copies of the one farthest from the extremes, before a robust rule."""
     components = {"aggregator": "median"} | components
-    return compose(name, components, before=({"rule": "foundation", "share": share},))
-
-
-BEFORE[Foundation.rule] = Foundation
+    return compose(name, components, before=(Foundation(share=share),))

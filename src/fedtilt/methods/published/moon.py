@@ -13,7 +13,7 @@ from fedtilt.methods.component import Slot
 from fedtilt.methods.features import last_linear, with_features
 from fedtilt.methods.method import Method
 from fedtilt.methods.presets import compose, preset
-from fedtilt.methods.training import TRAINING, ClientBatches, ClientResult, Training
+from fedtilt.methods.training import ClientBatches, ClientResult, Training
 from fedtilt.models import parameters_to_vector, with_weights
 from fedtilt.parts import buffers_to_vector, vector_to_buffers
 
@@ -30,8 +30,8 @@ class Moon(Training):
     """
 
     rule: ClassVar[str] = "moon"
-    mu: float = setting(1.0, "weight of the contrast", ge=0)
-    temperature: float = setting(0.5, "of the contrast, t", gt=0)
+    mu: float = setting(1.0, "weight of the contrast; 0 is FedAvg", ge=0)
+    temperature: float = setting(0.5, "temperature of the contrast", gt=0)
 
     def init_client(self, model: nn.Module) -> Slot:
         """The last model, and whether there is one."""
@@ -73,17 +73,7 @@ def _model(like: nn.Module, slot: Slot) -> nn.Module:
     return with_weights(like, slot["parameters"], buffers)
 
 
-@preset
+@preset(Moon)
 def moon(mu: float = 1.0, temperature: float = 0.5, *, name: str = "moon", **components: Any) -> Method:
-    """MOON: FedAvg whose clients keep their features near those of the received model, and off those of their last one.
-
-    Li et al., Model-Contrastive Federated Learning, CVPR 2021, arXiv 2103.16257.
-
-    Args:
-        mu: weight of the contrast; 0 is FedAvg
-        temperature: of the contrast
-    """
-    return compose(name, components, training={"rule": "moon", "mu": mu, "temperature": temperature})
-
-
-TRAINING[Moon.rule] = Moon
+    """MOON: FedAvg whose clients keep their features near those of the received model, and off those of their last."""
+    return compose(name, components, training=Moon(mu=mu, temperature=temperature))

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from fedtilt.compiler import CompiledLibrary, LibraryUnavailable, compile_library
 from fedtilt.data.groups import combinations
-from fedtilt.data.inputs import Inputs
 from fedtilt.errors import InputError
 from fedtilt.losses import GCE, REVERSE, SCE, ClassLoss, CrossEntropy, Focal, Huber
 from fedtilt.math.losses import cross_entropy, squared
 from fedtilt.math.small_batch import ZERO_TILT
 from fedtilt.training.local_job import Batches, LocalJob, Trained, unusual_part
-from fedtilt.training.sequential import SequentialNet, pooled_size
+from fedtilt.training.sequential import is_sequential, pooled_size
 
 _SOURCE = Path(__file__).with_name("c") / "train.c"
 _BAD_LABEL, _BAD_ORDER = 2, 3  # as in c/train.c
@@ -63,11 +62,11 @@ class _Optimizer(ctypes.Structure):
     )
 
 
-def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample: Inputs | None = None) -> str | None:
+def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, *_: object) -> str | None:
     """Why this backend does not train the job, as a clause; None if it does."""
     if device_type != "cpu":
         return f"the device is {device_type}"
-    if not _is_sequential(model):
+    if not is_sequential(model):
         return "the model is not an nn.Sequential of the layers that the C kernel has (Conv2d, ReLU, MaxPool2d, Linear)"
     if job.loss not in (cross_entropy, squared) and type(job.loss) not in _LOSSES:
         return "the loss is a Python function, which the C kernel cannot call"
@@ -100,22 +99,6 @@ def _is_first(model: nn.Module, first: Tensor) -> list[int]:
     if any(piece.min() != piece.max() for piece in pieces):
         raise ValueError("parameters of one layer differ")
     return [int(piece[0]) for piece in pieces]
-
-
-def _is_sequential(model: nn.Module) -> bool:
-    """Whether the model is a `SequentialNet`, for images of the size its first linear layer expects."""
-    convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
-    linear = next((m for m in model.modules() if isinstance(m, nn.Linear)), None)
-    if linear is None:
-        return False
-    shape: tuple[int, ...] = (linear.in_features,)
-    if convolutions:  # any image whose convolutions give the right number of pixels will do
-        height, width = linear.in_features // convolutions[-1].out_channels, 1
-        for conv in reversed(convolutions):
-            shrinks = conv.kernel_size[0] - 1 - 2 * int(conv.padding[0]) if isinstance(conv.padding, tuple) else 0
-            height, width = 2 * height + shrinks, 2 * width + shrinks
-        shape = (convolutions[0].in_channels, height, width)
-    return SequentialNet.fits(model, shape)
 
 
 def available() -> bool:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedtilt.training.stacked.layers import models_first
+from fedtilt.training.stacked.layers import BatchedFunction
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -100,67 +100,8 @@ class _PaddedBatchNorm(nn.modules.batchnorm._BatchNorm):
         return out.reshape(channels_last.shape).movedim(-1, 1)
 
 
-class _Normalize(torch.autograd.Function):
-    """(x − mean) · scale · weight + bias, (B, places, C); and by channel mean, variance and scale, (1, 1, C).
-
-    Its gradient needs two sums over samples and places; autograd would take five, and three times the operations. Both
-    are written for many models at once: what `vmap` makes of them has more operations to compile.
-    """
-
-    @staticmethod
-    def forward(
-        x: Tensor, shares: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-    ) -> tuple[Tensor, ...]:
-        """`shares` (B, 1, 1) is what each value of a sample counts in the mean."""
-        return tuple(t[0] for t in _normalize(*_one_model(x, shares, weight, bias), eps=eps))
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        *tensors, eps = arguments
-        return _normalize(*models_first(info.batch_size, in_dims, *tensors), eps=eps), (0, 0, 0, 0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, shares, weight, bias, _ = inputs
-        _, mean, var, scale = output
-        ctx.has_bias = bias is not None
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(mean, var, scale)
-        ctx.save_for_backward(x, shares, weight, mean, scale)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-        by_x, by_weight, by_bias = _NormalizeGradient.apply(grad, *ctx.saved_tensors)
-        has_weight = ctx.saved_tensors[2] is not None
-        return by_x, None, by_weight if has_weight else None, by_bias if ctx.has_bias else None, None
-
-
-class _NormalizeGradient(torch.autograd.Function):
-    """The gradient of `_Normalize` by x, weight and bias; it has no gradient of its own."""
-
-    @staticmethod
-    def forward(*tensors: Tensor | None) -> tuple[Tensor, ...]:
-        return tuple(t[0] for t in _normalize_gradient(*_one_model(*tensors)))
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor | None
-    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        return _normalize_gradient(*models_first(info.batch_size, in_dims, *tensors)), (0, 0, 0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(*output)
-
-
-def _one_model(*tensors: Tensor | None) -> list[Any]:
-    return [None if t is None else t[None] for t in tensors]
-
-
-def _normalize(
-    x: Tensor, shares: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float
-) -> tuple[Tensor, ...]:
-    """`_Normalize` of many models: x (L, B, places, C), shares (L, B, 1, 1), weight and bias (L, C).
+def _normalize(x: Tensor, shares: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
+    """`_Normalize` of many models: x (L, B, places, C), what its values count (L, B, 1, 1), weight and bias (L, C).
 
     Parts of the samples have their statistics first, so that x is read once, and the shares not with it.
     """
@@ -190,3 +131,33 @@ def _normalize_gradient(
     by_x = grad - shares * (by_bias + centered * (by_weight * scale))
     by_x = by_x * (scale if weight is None else scale * weight.reshape(mean.shape))
     return by_x.to(x.dtype), by_weight.flatten(1), by_bias.flatten(1)
+
+
+class _Normalize(BatchedFunction):
+    """(x − mean) · scale · weight + bias, (B, places, C); and by channel mean, variance and scale, (1, 1, C).
+
+    Its gradient needs two sums over samples and places; autograd would take five, and three times the operations.
+    """
+
+    many = staticmethod(_normalize)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, shares, weight, bias, _ = inputs
+        _, mean, var, scale = output
+        ctx.has_bias = bias is not None
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(mean, var, scale)
+        ctx.save_for_backward(x, shares, weight, mean, scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+        by_x, by_weight, by_bias = _NormalizeGradient.apply(grad, *ctx.saved_tensors)
+        has_weight = ctx.saved_tensors[2] is not None
+        return by_x, None, by_weight if has_weight else None, by_bias if ctx.has_bias else None, None
+
+
+class _NormalizeGradient(BatchedFunction):
+    """The gradient of `_Normalize` by x, weight and bias."""
+
+    many = staticmethod(_normalize_gradient)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtilt.training.dropout import Functions, Masks, keyed_dropout, written_out_attention
-from fedtilt.training.stacked.layers import models_first
+from fedtilt.training.stacked.layers import BatchedFunction
 
 _TORCH_EMBEDDING = F.embedding
 _TOKENS_AT_ONCE = 1024  # of a batch, that are compared with each other
@@ -38,60 +38,16 @@ def _embedding(
         return _TORCH_EMBEDDING(input, weight, padding_idx, scale_grad_by_freq=True)
     rows = len(weight)
     skipped = rows if padding_idx is None else padding_idx % rows  # its gradient is 0
-    out: Tensor = _Embedding.apply(input.reshape(-1), weight, skipped)
+    (out,) = _Embedding.apply(input.reshape(-1), weight, skipped)
     return out.reshape(*input.shape, -1)
 
 
-class _Embedding(torch.autograd.Function):
-    """The rows (n, D) of a matrix at these indices (n,).
-
-    Torch adds up the gradients of equal indices in the order of threads, once it is compiled. Both are written for many
-    models at once.
-    """
-
-    @staticmethod
-    def forward(index: Tensor, weight: Tensor, skipped: int) -> Tensor:
-        return weight[index]
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], index: Tensor, weight: Tensor, skipped: int
-    ) -> tuple[Tensor, int]:
-        index, weight = models_first(info.batch_size, in_dims, index, weight)
-        return weight[torch.arange(len(weight), device=weight.device)[:, None], index], 0
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        index, weight, ctx.skipped = inputs
-        ctx.rows = len(weight)
-        ctx.save_for_backward(index)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
-        (index,) = ctx.saved_tensors
-        return None, _EmbeddingGradient.apply(grad, index, ctx.rows, ctx.skipped), None
+def _rows_of(index: Tensor, weight: Tensor, skipped: int) -> tuple[Tensor]:
+    """The rows (L, n, D) of matrices (L, rows, D) at these indices (L, n)."""
+    return (weight[torch.arange(len(weight), device=weight.device)[:, None], index],)
 
 
-class _EmbeddingGradient(torch.autograd.Function):
-    """The gradient of `_Embedding` by its weights; it has no gradient of its own."""
-
-    @staticmethod
-    def forward(grad: Tensor, index: Tensor, rows: int, skipped: int) -> Tensor:
-        return _embedding_gradient(grad[None], index[None], rows, skipped)[0]
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], grad: Tensor, index: Tensor, rows: int, skipped: int
-    ) -> tuple[Tensor, int]:
-        grad, index = models_first(info.batch_size, in_dims, grad, index)
-        return _embedding_gradient(grad, index, rows, skipped), 0
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-
-def _embedding_gradient(grad: Tensor, index: Tensor, rows: int, skipped: int) -> Tensor:
+def _embedding_gradient(grad: Tensor, index: Tensor, rows: int, skipped: int) -> tuple[Tensor]:
     """Gradients (L, n, D) added up at their indices (L, n), in a fixed order: (L, rows, D).
 
     Of equal indices in a block, the first one has the sum of all, and the others go to a row behind the last.
@@ -104,4 +60,31 @@ def _embedding_gradient(grad: Tensor, index: Tensor, rows: int, skipped: int) ->
         row = torch.where(is_first & (of_block != skipped), of_block, rows)
         summed = torch.bmm(same.to(grad.dtype), grad_of_block)
         total = total.index_put((model, row), total[model, row] + summed)
-    return total[:, :rows]
+    return (total[:, :rows],)
+
+
+class _Embedding(BatchedFunction):
+    """The rows (n, D) of a matrix at these indices (n,).
+
+    Torch adds up the gradients of equal indices in the order of threads, once it is compiled.
+    """
+
+    many = staticmethod(_rows_of)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        index, weight, ctx.skipped = inputs
+        ctx.rows = len(weight)
+        ctx.save_for_backward(index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
+        (index,) = ctx.saved_tensors
+        (by_weight,) = _EmbeddingGradient.apply(grad, index, ctx.rows, ctx.skipped)
+        return None, by_weight, None
+
+
+class _EmbeddingGradient(BatchedFunction):
+    """The gradient of `_Embedding` by its weights."""
+
+    many = staticmethod(_embedding_gradient)

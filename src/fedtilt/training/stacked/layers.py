@@ -6,7 +6,7 @@ A further kind of layer that stacks is a class here, and a line in `stackable_co
 import copy
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,40 @@ _ALIGNMENT = 64  # the products are slower where the rows of a stack do not begi
 _COLUMNS = 8  # on CUDA, products of patches are several times as slow where these have no multiple of this many columns
 
 
+class BatchedFunction(torch.autograd.Function):
+    """An operation of one model, written for many at once: what `vmap` makes of it has more to compile.
+
+    A subclass has `many`, whose tensors, given and returned, begin with a dimension of models. It has no gradient,
+    unless it has `setup_context` and `backward` too.
+    """
+
+    many: Callable[..., tuple[Tensor, ...]]
+
+    def __init_subclass__(cls) -> None:
+        many = cls.many
+
+        def forward(*arguments: Any) -> tuple[Tensor, ...]:
+            return tuple(t[0] for t in many(*(a[None] if isinstance(a, Tensor) else a for a in arguments)))
+
+        def vmap(info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+            results = many(*map(functools.partial(_models_first, info.batch_size), arguments, in_dims))
+            return results, (0,) * len(results)
+
+        cls.forward, cls.vmap = staticmethod(forward), staticmethod(vmap)  # type: ignore[method-assign]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """No output has a gradient."""
+        ctx.mark_non_differentiable(*output)
+
+
+def _models_first(models: int, argument: Any, dim: Any) -> Any:
+    """A tensor with the models in the first dimension; one that all models share is repeated without a copy."""
+    if not isinstance(argument, Tensor):
+        return argument
+    return argument.expand(models, *argument.shape) if dim is None else argument.movedim(dim, 0)
+
+
 class _MatmulConv2d(nn.Conv2d):
     """A convolution as patches and one product: over jobs a batched product, not a grouped convolution."""
 
@@ -30,74 +64,6 @@ class _MatmulConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         out, _ = _PatchProduct.apply(x.permute(0, 2, 3, 1), self.weight, self.padding, self.stride)
         return (out if self.bias is None else out + self.bias.to(out.dtype)).permute(0, 3, 1, 2)
-
-
-class _PatchProduct(torch.autograd.Function):
-    """The product of an image's patches and the weights of a convolution, (B, height, width, out); and the patches.
-
-    Its gradient is written out: autograd would add up one slice for every place in the kernel. Both are written for
-    many models at once: what `vmap` makes of them has twice the operations, and so takes twice as long to compile.
-    """
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, padding: tuple[int, int], stride: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        out, patches = _patch_product(x[None], weight[None], padding, stride)
-        return out[0], patches[0]
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, padding: tuple[int, int],
-        stride: tuple[int, int],
-    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:  # fmt: skip
-        x, weight = models_first(info.batch_size, in_dims, x, weight)
-        return _patch_product(x, weight, padding, stride), (0, 0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, weight, ctx.padding, ctx.stride = inputs
-        ctx.size = x.shape[1:3]
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(weight, output[1])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, Tensor, None, None]:
-        by_x, by_weight = _PatchProductGradient.apply(grad, *ctx.saved_tensors, ctx.padding, ctx.stride, ctx.size)
-        return by_x, by_weight, None, None
-
-
-class _PatchProductGradient(torch.autograd.Function):
-    """The gradient of a product of patches by the image and by the weights; it has no gradient of its own."""
-
-    @staticmethod
-    def forward(
-        grad: Tensor, weight: Tensor, patches: Tensor, padding: tuple[int, int], stride: tuple[int, int],
-        size: tuple[int, int],
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        by_x, by_weight = _patch_product_gradient(grad[None], weight[None], patches[None], padding, stride, size)
-        return by_x[0], by_weight[0]
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], grad: Tensor, weight: Tensor, patches: Tensor,
-        padding: tuple[int, int], stride: tuple[int, int], size: tuple[int, int],
-    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:  # fmt: skip
-        grad, weight, patches = models_first(info.batch_size, in_dims, grad, weight, patches)
-        return _patch_product_gradient(grad, weight, patches, padding, stride, size), (0, 0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(*output)
-
-
-def models_first(models: int, in_dims: Sequence[int | None], *tensors: Tensor | None) -> list[Any]:
-    """Tensors with the models in the first dimension; those that all models share are repeated without a copy."""
-    rows = []
-    for t, dim in zip(tensors, in_dims, strict=False):
-        if t is not None and dim is None:
-            t = t.expand(models, *t.shape)
-        rows.append(t.movedim(dim, 0) if t is not None and dim else t)
-    return rows
 
 
 def _patch_product(
@@ -130,6 +96,34 @@ def _patch_product_gradient(
         by_patches.reshape(*grad.shape[:2], -1, channels), grad.shape[2:4], kernel, padding, stride, size
     )
     return by_x.to(patches.dtype), by_weight.permute(0, 4, 3, 1, 2).to(weight.dtype)
+
+
+class _PatchProduct(BatchedFunction):
+    """The product of an image's patches and the weights of a convolution, (B, height, width, out); and the patches.
+
+    Its gradient is written out: autograd would add up one slice for every place in the kernel.
+    """
+
+    many = staticmethod(_patch_product)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, weight, ctx.padding, ctx.stride = inputs
+        ctx.size = x.shape[1:3]
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(weight, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, Tensor, None, None]:
+        by_x, by_weight = _PatchProductGradient.apply(grad, *ctx.saved_tensors, ctx.padding, ctx.stride, ctx.size)
+        return by_x, by_weight, None, None
+
+
+class _PatchProductGradient(BatchedFunction):
+    """The gradient of a product of patches by the image and by the weights."""
+
+    many = staticmethod(_patch_product_gradient)
 
 
 def _patches(x: Tensor, kernel: Sequence[int], stride: Sequence[int]) -> Tensor:

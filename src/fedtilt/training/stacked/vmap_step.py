@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,29 +44,10 @@ class StackedGradient:
         self.mask_shapes: list[tuple[int, ...]] = []  # of the dropout masks of the last call
         self._batched = vmap(grad(self._loss, argnums=2, has_aux=True), in_dims=(None, None, *(0,) * 9))
 
-    def __call__(
-        self, step: Tensor, constants: Mapping[str, Tensor], theta: Tensor, model_buffers: Tensor, x: Inputs, y: Tensor,
-        groups: Tensor, weights: Tensor, tilts: Tensor, utility: Tensor, dropout_key: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Gradients (L, T) and buffers (L, B).
-
-        Args:
-            step: its number, from 1
-            constants: what the model has besides, by name
-            theta: parameters (L, T)
-            model_buffers: the buffers that change (L, B)
-            x: a batch for every model (L, batch size, …)
-            y: labels (L, batch size)
-            groups: the groups of every level (L, levels, batch size)
-            weights: 0 for padding, 1 otherwise (L, batch size)
-            tilts: from inner to outer (L, levels + 1)
-            utility: see `LocalJob` (L,); used if the recipe has it
-            dropout_key: of the masks (L,)
-        """
+    def __call__(self, step: Tensor, constants: Mapping[str, Tensor], *of_models: Any) -> tuple[Tensor, Tensor]:
+        """Gradients (L, T) and buffers (L, B) of a step, counted from 1, on a batch for every model: see `Buffers`."""
         with batched_functions() as self._masks:
-            result = self._batched(
-                step, constants, theta, model_buffers, x, y, groups, weights, tilts, utility, dropout_key
-            )
+            result = self._batched(step, constants, *of_models)
             self.mask_shapes = self._masks.shapes
             return result
 

@@ -1,30 +1,23 @@
-"""The paper's models, and the checks that any other `nn.Module` must pass."""
+"""The paper's networks, and the model of a run: built, fitted to its data, and checked."""
 
 import copy
 import functools
 import inspect
-import json
 import math
-import os
 import sys
 import warnings
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedtilt import seeds
 from fedtilt.checks import whole
-from fedtilt.data.inputs import Inputs
 from fedtilt.data.inputs import Shape as InputShape
-from fedtilt.data.targets import NumericTarget, Target
 from fedtilt.errors import InputError, InputWarning
-from fedtilt.files import read_metadata, read_tensors
-from fedtilt.imports import function_path, import_function, is_function_path, is_in_current_folder
+from fedtilt.models.parameters import logits, output_logits, trained_parameters
 
 Shape = Sequence[int]
 ModelSource = nn.Module | Callable[..., nn.Module]
@@ -134,7 +127,7 @@ def build(source: ModelSource, input_shape: InputShape, classes: int, seed: int)
     else:
         with seeds.seeded_global_rng(seed % 2**63):
             model = _call(source, input_shape, classes)
-    if _name_of(source) is None:
+    if built_in_name(source) is None:
         _fit(model, input_shape, classes, seed)
     check(model)
     return model.cpu()
@@ -182,7 +175,7 @@ def build_without_storage(source: ModelSource, input_shape: InputShape, classes:
 
     None for any other model: the user's function may read files or count its calls.
     """
-    if isinstance(source, nn.Module) or _name_of(source) is None:
+    if isinstance(source, nn.Module) or built_in_name(source) is None:
         return None
     with torch.device("meta"):
         return _call(source, input_shape, classes)
@@ -200,7 +193,7 @@ def _call(source: Callable[..., nn.Module], input_shape: InputShape, classes: in
     return model
 
 
-def _name_of(source: ModelSource) -> str | None:
+def built_in_name(source: ModelSource) -> str | None:
     """The name of a built-in model; None for any other."""
     function = source.func if isinstance(source, functools.partial) else source
     return next((name for name, builder in MODELS.items() if builder is function), None)
@@ -211,150 +204,6 @@ def function_name(function: Callable[..., object]) -> str:
     if isinstance(function, functools.partial):
         return function_name(function.func)
     return getattr(function, "__name__", type(function).__name__)
-
-
-class InTargetUnit(nn.Module):
-    """A model of numbers that returns them in the unit of the target: output · deviation + mean."""
-
-    mean: Tensor
-    deviation: Tensor
-
-    def __init__(self, model: nn.Module, mean: float, deviation: float) -> None:
-        super().__init__()
-        self.model = model
-        self.register_buffer("mean", torch.tensor(mean))
-        self.register_buffer("deviation", torch.tensor(deviation))
-
-    def forward(self, *args: Any, **inputs: Any) -> Tensor:
-        """Predictions (n, 1)."""
-        return output_logits(self.model(*args, **inputs)) * self.deviation + self.mean
-
-
-def in_target_unit(model: nn.Module, target: Target | None) -> nn.Module:
-    """The model, with its outputs in the unit of the target if that is a number."""
-    return InTargetUnit(model, target.mean, target.deviation).eval() if isinstance(target, NumericTarget) else model
-
-
-def load(path: str | os.PathLike[str], model: ModelSource | str | None = None) -> nn.Module:
-    """Load a model that `fedtilt export` wrote, as a module; numbers are in the unit of the target.
-
-    `ft.load` also prepares new data for it, and names its predictions.
-
-    Args:
-        path: the safetensors file
-        model: what the weights belong to, if the file does not say: a module, a function that returns one, or the name
-            of a function, such as "mymodels:net"
-    """
-    return build_exported(read_tensors(Path(path)), read_metadata(Path(path)), path, model)
-
-
-def build_exported(
-    tensors: Mapping[str, Tensor],
-    metadata: Mapping[str, str],
-    source: str | os.PathLike[str],
-    model: ModelSource | str | None = None,
-    *,
-    trusted: bool = False,
-) -> nn.Module:
-    """A model from the tensors and the metadata of an export.
-
-    Args:
-        tensors: its state
-        metadata: of the export
-        source: where it comes from, for messages
-        model: see `load`
-        trusted: whether the metadata may name any function that can be imported, as the user's own run folder may
-    """
-    if "model" not in metadata and model is None:
-        raise InputError(
-            f"{source} does not say how to build its model, which was no function that can be imported: pass it as "
-            "model=…, such as ft.load(path, model=net), or --model mymodels:net"
-        )
-    try:
-        net = _build_recipe(json.loads(metadata.get("model", "{}")), metadata, source, model, trusted=trusted)
-        net.load_state_dict(tensors)
-        if "target" in metadata:
-            net = InTargetUnit(net, **json.loads(metadata["target"]))
-    except InputError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        why = " ".join(str(error).split())  # torch writes one line per mismatch
-        raise InputError(f"the weights in {source} do not match its metadata ({why}); export it again") from error
-    return net.eval()
-
-
-def _build_recipe(
-    recipe: Mapping[str, Any],
-    metadata: Mapping[str, str],
-    source: object,
-    model: ModelSource | str | None,
-    *,
-    trusted: bool,
-) -> nn.Module:
-    """The model of a recipe, or of `model` in its place."""
-    if model is None and recipe["name"] in MODELS:
-        return MODELS[recipe["name"]](**{key: value for key, value in recipe.items() if key != "name"})
-    own: Any = import_function(model, "model") if isinstance(model, str) else model
-    if own is None:
-        own = _imported(recipe["name"], source, trusted=trusted)
-    if not isinstance(own, nn.Module):
-        own = functools.partial(own, **recipe.get("arguments", {}))
-    return build(own, exported_shape(metadata), exported_outputs(metadata), seed=0)
-
-
-def exported_outputs(metadata: Mapping[str, str]) -> int:
-    """The number of a model's outputs, in the metadata of an export."""
-    if "outputs" in metadata:  # of tokens, or of several labels
-        return int(json.loads(metadata["outputs"]))
-    return 1 if "target" in metadata else len(json.loads(metadata["classes"]))
-
-
-def exported_shape(metadata: Mapping[str, str]) -> InputShape:
-    """The shape of one sample, in the metadata of an export; earlier versions had it in the recipe alone."""
-    has_shape = "input_shape" in metadata
-    shape = json.loads(metadata["input_shape"]) if has_shape else json.loads(metadata["model"])["input_shape"]
-    return {key: tuple(part) for key, part in shape.items()} if isinstance(shape, dict) else tuple(shape)
-
-
-def _imported(path: str, source: object, *, trusted: bool) -> Callable[..., nn.Module]:
-    """The function that a file names; a file from elsewhere must not choose which installed code runs."""
-    if not is_function_path(path):
-        raise ValueError(f"there is no model {path!r}")
-    if not trusted and not is_in_current_folder(path):
-        raise InputError(
-            f"{source} needs the function {path} to build its model, and it is not in the current folder; start in the "
-            f"folder of its module or, if you trust it, name it: --model {path} (model={path!r} in Python)"
-        )
-    return import_function(path, f"the model of {source}")
-
-
-def recipe(source: ModelSource, input_shape: InputShape, classes: int) -> dict[str, Any] | None:
-    """The name and arguments to build a model again; None if it is no function that can be imported.
-
-    >>> recipe(functools.partial(mlp, hidden=(64,)), (8,), 3)
-    {'name': 'mlp', 'input_shape': [8], 'classes': 3, 'hidden': [64]}
-    """
-    if isinstance(source, nn.Module):
-        return None
-    args, keywords = (source.args, source.keywords) if isinstance(source, functools.partial) else ((), {})
-    name = _name_of(source)
-    if name is None:
-        path = function_path(source.func if isinstance(source, functools.partial) else source)
-        return None if path is None or args or not _is_json(keywords) else {"name": path, "arguments": dict(keywords)}
-    shapes = {"input_shape": input_shape, "classes": classes}
-    shapes = {key: value for key, value in shapes.items() if key in inspect.signature(source).parameters}
-    call = inspect.signature(MODELS[name]).bind(*args, **keywords | shapes)
-    call.apply_defaults()
-    arguments = {key: [int(n) for n in v] if isinstance(v, Iterable) else int(v) for key, v in call.arguments.items()}
-    return {"name": name} | arguments
-
-
-def _is_json(value: object) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _check_callable(parameters: Iterable[inspect.Parameter], arguments: Container[str], name: str) -> None:
@@ -388,76 +237,3 @@ def check(model: nn.Module) -> None:
         raise InputError(
             f"trained parameters must all be float32, got {', '.join(sorted(map(str, types)))}; call model.float()"
         )
-
-
-def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are trained, by name, in the order of `model.parameters()`: those that require gradients."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-
-def parameters_to_vector(model: nn.Module) -> Tensor:
-    """All trained parameters as one new vector (T,), in the order of `trained_parameters`."""
-    return torch.cat([p.detach().reshape(-1) for p in trained_parameters(model).values()])
-
-
-def vector_to_parameters(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
-    """Views into `vector` (…, T) by parameter name."""
-    trained = trained_parameters(model)
-    pieces = vector.split([p.numel() for p in trained.values()], dim=-1)
-    return {
-        name: piece if p.dim() == 1 else piece.reshape((*vector.shape[:-1], *p.shape))
-        for (name, p), piece in zip(trained.items(), pieces, strict=True)
-    }
-
-
-def logits(model: nn.Module, x: Inputs) -> Tensor:
-    """The model's logits for a batch; inputs by name are arguments."""
-    return output_logits(model(**x) if isinstance(x, dict) else model(x))
-
-
-def functional_logits(model: nn.Module, tensors: Mapping[str, Tensor], x: Inputs) -> Tensor:
-    """`logits` with other parameters and buffers; those that are not named are the model's."""
-    args, arguments = ((), x) if isinstance(x, dict) else ((x,), {})
-    # tie_weights=True would leave a module that has two names with these tensors for good
-    return output_logits(functional_call(model, _with_tied(model, tensors), args, arguments, tie_weights=False))
-
-
-def _with_tied(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, tied ones under all their names; a module that has two names has its tensors once."""
-    found, first_name = dict(tensors), dict[int, str]()
-    for prefix, module in model.named_modules():
-        for key, value in (*module._parameters.items(), *module._buffers.items()):
-            name = f"{prefix}.{key}" if prefix else key
-            first = first_name.setdefault(id(value), name)
-            if value is not None and first != name and first in tensors:
-                found[name] = tensors[first]
-    return found
-
-
-def output_logits(output: Any) -> Tensor:
-    """The logits in what a model returns: a tensor, the first of a tuple, `["logits"]`, or `.logits` of an object."""
-    if isinstance(output, Tensor):
-        return output
-    if isinstance(output, Mapping) and "logits" in output:  # also the outputs of Hugging Face
-        return cast(Tensor, output["logits"])
-    if isinstance(output, tuple | list) and output:
-        return cast(Tensor, output[0])
-    return cast(Tensor, getattr(output, "logits", output))
-
-
-def copy_with_parameters(model: nn.Module, parameters: Mapping[str, Tensor]) -> nn.Module:
-    """A copy whose parameters of these names are these tensors; it shares the others and has buffers of its own."""
-    named = model.named_parameters()
-    memo = {id(p): nn.Parameter(parameters[name]) if name in parameters else p for name, p in named}
-    return copy.deepcopy(model, memo)
-
-
-def with_weights(model: nn.Module, vector: Tensor, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:
-    """A copy of the model with these trained parameters and buffers."""
-    model = copy.deepcopy(model)
-    values = vector_to_parameters(model, vector) | dict(buffers or {})
-    with torch.no_grad():
-        for name, value in [*model.named_parameters(), *model.named_buffers()]:
-            if name in values:
-                value.copy_(values[name])
-    return model
