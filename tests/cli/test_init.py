@@ -2,12 +2,17 @@
 
 import json
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
 
+import fedtilt as ft
 from fedtilt import spec
+from fedtilt.spec.starting_point import federation_spec
 
 
 def test_a_new_spec_loads_and_the_next_command_is_printed(fedtilt, tmp_path: Path) -> None:
@@ -139,3 +144,22 @@ def test_the_written_settings_end_within_a_point_of_a_pooled_regression(fedtilt,
     found = {name: values["accuracy"]["mean"] for name, values in results["methods"].items()}
     assert all(accuracy > pooled - 1 for accuracy in found.values()), (found, pooled)
     assert results["baselines"]["majority"]["accuracy"]["mean"] < pooled - 20
+
+
+@pytest.mark.slow
+def test_the_starting_point_is_as_good_as_regressions_on_the_rows_of_all_districts() -> None:
+    """FedAvg against the same columns; personal models against those and the client; mean over three splits."""
+    raw, found = federation_spec("contraception"), []
+    settings = raw["train"] | {"eval_every": 30, "workers": 0}
+    methods = [ft.fedavg(), ft.ditto(1.0), ft.fedtilt(tau=0.5, lam=0.0, mu=1.0)]
+    for seed in range(3):
+        federation = ft.Federation.build(ft.data.load("contraception", seed=seed), seed=seed)
+        result = ft.run(methods, federation, partial(ft.models.mlp, hidden=[32]), seed=seed, **settings)
+        x, y = (torch.cat(part) for part in zip(*map(federation.clean_train, range(federation.clients)), strict=True))
+        x_test, y_test, client = federation.evaluation("test")
+        correct = LogisticRegression(max_iter=1000).fit(x, y).predict(federation.model_input(x_test)) == y_test.numpy()
+        same_columns = 100 * np.mean([correct[client.numpy() == c].mean() for c in client.unique().tolist()])
+        personal = min(result[name].accuracy for name in ("ditto", "fedtilt"))
+        with_client = result.baselines["pooled logistic"].accuracy
+        found.append((result["fedavg"].accuracy - same_columns, personal - with_client))
+    assert (np.mean(found, 0) > -1).all(), found

@@ -175,7 +175,7 @@ def test_a_threshold_of_the_run_or_of_the_export_decides(folder: Path, fedtilt: 
 def test_numbers_are_in_the_unit_of_the_target(tmp_path: Path, fedtilt: Callable) -> None:
     rng = np.random.default_rng(0)
     frame = pandas.DataFrame({"dose": rng.normal(0, 1, 200), "ward": rng.choice(["a", "b"], 200)})
-    frame["days"] = 50 + 9 * frame.dose + rng.normal(0, 1, 200)
+    frame["days"] = [f"{days:.4f} d" for days in 50 + 9 * frame.dose + rng.normal(0, 1, 200)]
     data = ft.data.table(frame, target="days", task="regression")
     federation = ft.Federation.build(data, clients=2, partition="iid")
     result = ft.run([ft.fedavg()], federation, ft.models.logistic, **(SETTINGS | {"rounds": 5, "lr": 0.1}))

@@ -163,7 +163,7 @@ def _baselines_text(run: Run) -> str:
     }
     texts = [text for name, text in meanings.items() if name in run.baselines]
     if any(name.startswith("pooled") for name in run.baselines):
-        texts.append("pooled: scikit-learn on all clients' rows")
+        texts.append("pooled: scikit-learn on all clients' rows, with the client as a column")
     return "; ".join(texts)
 
 

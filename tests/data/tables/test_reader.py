@@ -167,6 +167,8 @@ def test_text_that_is_not_utf8(tmp_path):
         table(path, target="y", encoding="klingon")
     path.write_bytes(b"name;y\n" + b"\x81\xe4;1\n" * 20 + b"b;2\n" * 20)  # no character of cp1252
     assert table(path, target="y").schema.column("name").categories == ("b", "\x81ä")
+    path.write_bytes("größe,y\n".encode("cp1252") + b"1,a\n2,b\n" * 20)  # the header alone
+    assert table(path, target="y").schema.inputs == ("größe",)
 
 
 def test_compressed_files(tmp_path):

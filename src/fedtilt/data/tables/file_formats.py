@@ -123,14 +123,15 @@ def _attempts(
     try:
         first = head[: head.rfind(b"\n") + 1]
         schema = _read(first, separator, types, words, quoted_newlines=False, point=point).schema
+        kinds = dict(zip(schema.names, schema.types, strict=True))  # a name that is not UTF-8 raises here
     except (pa.ArrowInvalid, UnicodeDecodeError):
         yield {"types": types, "missing": words}
         return
-    if all(is_number(kind) or is_text(kind) for kind in schema.types):
-        numbers = {field.name: field.type for field in schema if is_number(field.type)}
+    if all(is_number(kind) or is_text(kind) for kind in kinds.values()):
+        numbers = {name: kind for name, kind in kinds.items() if is_number(kind)}
         plain = [word for word in words if not word.startswith("-")]
         yield {"types": numbers | types, "missing": plain, "quoted_newlines": False}
-    fractions = {field.name: field.type for field in schema if pa.types.is_float64(field.type)}
+    fractions = {name: kind for name, kind in kinds.items() if pa.types.is_float64(kind)}
     yield {"types": fractions | types, "missing": words, "quoted_newlines": False}
     yield {"types": types, "missing": words}
 
