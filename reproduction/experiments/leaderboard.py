@@ -120,7 +120,7 @@ def chapter(experiment: Experiment, results: Results) -> Chapter:
     parts: list[Part] = [_rank_table(name, list(cells.values()), splits[name]) for name, cells in blocks.items()]
     if blocks:
         parts += [_pairs_table(blocks), _chosen_table(settings, results)]
-    parts += [_accuracy_table(name, cells) for name, cells in blocks.items()]
+    parts += [table for name, cells in blocks.items() for table in _accuracy_tables(name, cells)]
     return Chapter(title=experiment.title, lead=experiment.about.strip(), parts=parts)
 
 
@@ -185,16 +185,20 @@ def _chosen_table(settings: Mapping[str, Any], results: Results) -> Table:
     )
 
 
-def _accuracy_table(name: str, cells: Mapping[str, Values]) -> Table:
-    ranks = mean_ranks(list(cells.values()))
-    rows: list[list[str | float]] = [
-        [method, *(f"{values[method]['accuracy']:.1f} ({values[method]['worst']:.0f})" for values in cells.values())]
-        for method in sorted(ranks, key=lambda method: ranks[method])
+def _accuracy_tables(name: str, cells: Mapping[str, Values]) -> list[Table]:
+    """The accuracy of every method on every federation, in tables that fit a page."""
+    ranks, federations = mean_ranks(list(cells.values())), list(cells)
+    return [
+        Table(
+            caption=f"Accuracy and, in brackets, that of the worst 10 % of the clients, {_words(name)}: "
+            f"{part[0]} to {part[-1]}",
+            columns=["method", *part],
+            rows=[
+                [method, *(f"{cells[f][method]['accuracy']:.1f} ({cells[f][method]['worst']:.0f})" for f in part)]
+                for method in sorted(ranks, key=lambda method: ranks[method])
+            ],
+            notes="In %, mean over the clients, then over the seeds.",
+            folded=True,
+        )
+        for part in (federations[at : at + 7] for at in range(0, len(federations), 7))
     ]
-    return Table(
-        caption=f"Accuracy and, in brackets, that of the worst 10 % of the clients, {_words(name)}",
-        columns=["method", *cells],
-        rows=rows,
-        notes="In %, mean over the clients, then over the seeds.",
-        folded=True,
-    )
