@@ -33,11 +33,15 @@ COMMAND = re.compile(r"python -m\s+benchmarks\.([^`#]+?)(?=`|#|\n\n|\n.*python|\
 
 
 def documented_commands() -> list[str]:
-    """What follows `python -m benchmarks.` on all pages, each once, and modules that are only in the table of all."""
+    """What follows `python -m benchmarks.` on all pages, and modules that are only in the table of all.
+
+    Each once: of two that differ in --out alone, the one with it.
+    """
     found = {
         " ".join(text.replace("--quick", "").split()) for page in PAGES for text in COMMAND.findall(page.read_text())
     }
-    return sorted(found | MODULES - {command.split()[0] for command in found})
+    found |= MODULES - {command.split()[0] for command in found}
+    return sorted(command for command in found if not any(other.startswith(f"{command} --out ") for other in found))
 
 
 COMMANDS = documented_commands()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chi2, friedmanchisquare
+from scipy.stats import chi2, friedmanchisquare, wilcoxon
 
 import fedtilt as ft
 from fedtilt.errors import InputError, InputWarning
@@ -113,6 +113,8 @@ def test_friedman_and_wilcoxon_against_their_formulas():
     # all signs equal: one of the 2 ** 5 assignments on either side
     assert leaderboard.wilcoxon_p([0.1, 0.2, 0.3, 0.4, 0.5]) == pytest.approx(2 / 2**5)
     assert leaderboard.wilcoxon_p([0.0, 0.0]) == 1.0
+    tied = [0.5, -0.5, 1.0, 2.0, 0.0, 0.5, -1.0]
+    assert leaderboard.wilcoxon_p(tied) == pytest.approx(wilcoxon(tied).pvalue)
 
 
 def test_the_spread_beyond_chance_of_a_cell_is_that_of_the_library():

@@ -149,7 +149,7 @@ def test_a_spec_with_levels_writes_the_figures_by_group(tmp_path: Path) -> None:
             'levels = [["class", 2.0], ["wadr", 1]]',
             "levels of method 'fedtilt' have 'wadr', but the data has the groups",
         ),
-        ('levels = ["class", "ward"]', "method 'fedtilt': levels are pairs of groups and a tilt, from inner to outer"),
+        ('levels = ["class", "ward"]', "levels are pairs of groups, each once, and a tilt, from inner to outer"),
         ('levels = [["ward", 2.0]]\ntau = 1.0', "method 'fedtilt': tau = 1 has no effect beside levels; leave it out"),
         ("q = 1.0", "methods.fedtilt.tau is missing; preset 'fedtilt' needs tau and lam"),
     ],

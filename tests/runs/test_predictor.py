@@ -1,7 +1,6 @@
 """What `ft.load` and `fedtilt predict` give on new data: the models of the run, with names, and bad rows named."""
 
 import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import fedtilt as ft
 from examples.patients import write_patients
 from fedtilt.errors import InputWarning
 from fedtilt.evaluation.threshold import Threshold
-from fedtilt.files import write_json, write_tensors
+from fedtilt.files import write_json
 
 pandas = pytest.importorskip("pandas")
 SETTINGS = {"rounds": 1, "epochs": 1, "participation": 1.0, "workers": 0}
@@ -221,13 +220,3 @@ def test_images_as_arrays_files_and_folders(tmp_path: Path) -> None:
         model.predict(np.zeros((2, 5, 6)))
     with pytest.raises(ft.InputError, match=r"pixels must be uint8, or floats in \[0, 1\]"):
         model.predict(np.full((1, 1, 6, 5), 200.0))
-
-
-def test_a_file_of_an_earlier_version_predicts(tmp_path: Path) -> None:
-    """It has neither input_shape nor the names of classes beside those of groups."""
-    net = ft.models.logistic((3,), 2)
-    recipe = {"name": "logistic", "input_shape": [3], "classes": 2}
-    metadata = {"model": json.dumps(recipe), "classes": '["no", "yes"]', "method": "fedavg", "round": "1"}
-    write_tensors(tmp_path / "old.safetensors", net.state_dict(), metadata)
-    model, x = ft.load(tmp_path / "old.safetensors"), torch.randn(5, 3)
-    np.testing.assert_allclose(model.predict_proba(x), net(x).double().softmax(1).detach().numpy(), rtol=1e-6)
