@@ -116,7 +116,7 @@ CASES = {
     "cpu-cnn": Case(
         title="pfl's CNN with Dropout on the CPU: 100 clients of 50 images, 10 a round",
         model=PflCnn, clients=100, selected=10, samples=50, epochs=1, batch_size=10, lr=0.1, rounds=100, timed=5,
-        device="cpu", peers=("pfl", "Flower"), peer_rounds=5,
+        test=100, device="cpu", peers=("pfl", "Flower"), peer_rounds=5,
     ),
     "cpu-transformer": Case(
         title="A transformer (2 layers, width 32) on the CPU: 100 clients of 64 samples of 20 tokens, 10 a round",
