@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedtilt import checks
 from fedtilt.checks import number, whole
@@ -198,7 +198,15 @@ def check_fields_used(settings: Any, table: str = "") -> None:
 
 
 def documented(table: type[Class]) -> type[Class]:
-    """List a dataclass' settings as the arguments in its docstring."""
+    """List a dataclass' settings as the arguments in its docstring; its signature has plain types and defaults."""
+    signature, types = inspect.signature(table), get_type_hints(table)
+    plain = [
+        parameter.replace(annotation=types[name], default=default_of(settings_of(table)[name]))
+        if parameter.default is not parameter.empty and name in settings_of(table)
+        else parameter.replace(annotation=types[name])
+        for name, parameter in signature.parameters.items()
+    ]
+    table.__signature__ = signature.replace(parameters=plain)  # type: ignore[attr-defined]
     lines = [f"    {name}: {each.metadata['meaning']}" for name, each in settings_of(table).items()]
     table.__doc__ = "\n".join([inspect.getdoc(table) or "", "", "Args:", *lines])
     return table
@@ -210,8 +218,9 @@ def takes_settings(table: type) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
         parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        types = get_type_hints(table)
         added = [
-            inspect.Parameter(s.name, inspect.Parameter.KEYWORD_ONLY, default=default_of(s), annotation=s.type)
+            inspect.Parameter(s.name, inspect.Parameter.KEYWORD_ONLY, default=default_of(s), annotation=types[s.name])
             for s in fields(table)
         ]
         lines = "".join(f"        {s.name}: {s.metadata['meaning']}\n" for s in fields(table))
