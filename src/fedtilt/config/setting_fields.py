@@ -199,15 +199,16 @@ def check_fields_used(settings: Any, table: str = "") -> None:
 
 def documented(table: type[Class]) -> type[Class]:
     """List a dataclass' settings as the arguments in its docstring; its signature has plain types and defaults."""
-    signature, types = inspect.signature(table), get_type_hints(table)
+    signature, types, settings = inspect.signature(table), get_type_hints(table), settings_of(table)
     plain = [
-        parameter.replace(annotation=types[name], default=default_of(settings_of(table)[name]))
-        if parameter.default is not parameter.empty and name in settings_of(table)
-        else parameter.replace(annotation=types[name])
+        parameter.replace(
+            annotation=types[name],
+            default=parameter.empty if parameter.default is parameter.empty else default_of(settings[name]),
+        )
         for name, parameter in signature.parameters.items()
     ]
     table.__signature__ = signature.replace(parameters=plain)  # type: ignore[attr-defined]
-    lines = [f"    {name}: {each.metadata['meaning']}" for name, each in settings_of(table).items()]
+    lines = [f"    {name}: {each.metadata['meaning']}" for name, each in settings.items()]
     table.__doc__ = "\n".join([inspect.getdoc(table) or "", "", "Args:", *lines])
     return table
 
