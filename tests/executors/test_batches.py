@@ -103,3 +103,28 @@ def test_rows_of_a_matrix_are_not_copied_and_others_are() -> None:
         assert torch.equal(as_rows(vectors), torch.stack(vectors))
         assert as_rows(vectors).data_ptr() != vectors[0].data_ptr()
     assert torch.equal(upload(matrix, "cpu"), matrix)
+
+
+def test_results_do_not_depend_on_the_width_of_a_stack() -> None:
+    """Stacks of any width pad to the largest batch of all clients, selected or not: sums have the same order."""
+    federation = random_federation()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.GroupNorm(1, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 4))
+    job = make_job(parameters_to_vector(model))
+    sizes = {client: SETTINGS.of_clients(federation, 1, {client: [job]}, CPU)[client] for client in range(9)}
+    largest = max(int(data.bounds.diff().max()) for data in sizes.values())
+    small = [client for client, data in sizes.items() if int(data.bounds.diff().max()) < largest]
+    assert small
+    assert {data.size for data in sizes.values()} == {largest}
+
+    def train(clients: list[int], stack_size: int | None) -> dict[int, Tensor]:
+        training = ClientTraining(federation, model, "stacked", SETTINGS)
+        executor = InProcessExecutor(training, CPU, "float32", stack_size)
+        trained = {client: t.parameters for client, (t,) in executor.train(1, {client: [job] for client in clients})}
+        executor.close()
+        return trained
+
+    expected = train(list(range(9)), None)
+    for trained in (train(list(range(9)), 1), train(small, 2)):
+        assert all(torch.equal(parameters, expected[client]) for client, parameters in trained.items())

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -80,13 +82,14 @@ class BatchSettings:
             groups = {name: codes[rows] for name, codes in groups.items()}
             weights = None if weights is None else weights[rows]
         of_clients = {name: codes.split(counts) for name, codes in groups.items()}
+        largest = _largest_batch(federation, self.batch_size, self.last_batch)
         parts = zip(
             clients, sizes, split(x, counts), y.split(counts), order.split(counts, dim=1),
             [None] * len(clients) if weights is None else weights.split(counts), strict=True,
         )  # fmt: skip
         return {
             client: Batches(
-                x=x, y=y, order=order, weights=weights,
+                x=x, y=y, order=order, weights=weights, largest=largest,
                 bounds=_bounds(samples, self.batch_size, self.last_batch, len(y)),
                 key=seeds.key(self.seed, "dropout", round=round, client=client),
                 groups={name: codes[i] for name, codes in of_clients.items()},
@@ -125,6 +128,18 @@ class BatchSettings:
 def _bounds(samples: int, batch_size: int, last_batch: str, used: int) -> Tensor:
     """Where the batches of an epoch begin and end, of those among the first `used` samples."""
     return torch.tensor([bound for bound in batch_bounds(samples, batch_size, last_batch) if bound <= used])
+
+
+_largest_batches: weakref.WeakKeyDictionary[Federation, dict[tuple[int, str], int]] = weakref.WeakKeyDictionary()
+
+
+def _largest_batch(federation: Federation, batch_size: int, last_batch: str) -> int:
+    """Samples of the largest batch of all clients, selected or not."""
+    known, settings = _largest_batches.setdefault(federation, {}), (batch_size, last_batch)
+    if settings not in known:
+        bounds = [batch_bounds(n, *settings) for n in {len(index) for index in federation.train_index} if n]
+        known[settings] = max((end - start for b in bounds for start, end in itertools.pairwise(b)), default=0)
+    return known[settings]
 
 
 _BYTES_AHEAD = 2**30  # of samples, at most, that are on the device before their round

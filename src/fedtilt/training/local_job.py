@@ -165,6 +165,7 @@ class Batches:
     groups: Mapping[str, Tensor] = field(default_factory=dict)  # column of groups → the group of each sample, (n,)
     weights: Tensor | None = None  # (n,) of the samples; None: they count the same
     augmentation: Augmentation | None = None  # of every batch that is trained on
+    largest: int = 0  # samples of the largest batch of all clients: a stack pads to it, whoever is in it; 0: unknown
 
     def of(self, job: LocalJob) -> Iterator[Batch]:
         """The batches that a job trains on, one a step."""
@@ -209,8 +210,8 @@ class Batches:
 
     @functools.cached_property
     def size(self) -> int:
-        """Samples of the largest batch."""
-        return int(np.diff(self.bounds.numpy()).max(initial=0))
+        """Samples of the largest batch, of all clients where that is known."""
+        return int(np.diff(self.bounds.numpy()).max(initial=self.largest))
 
     @functools.cached_property
     def per_epoch(self) -> int:

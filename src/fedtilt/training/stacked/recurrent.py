@@ -35,9 +35,10 @@ def _lstm(gates: Tensor, hidden: Tensor, state: State, _: object) -> State:
 
 
 def _gru(gates: Tensor, hidden: Tensor, state: State, _: object) -> State:
-    (reset, update, new), (reset_h, update_h, new_h) = gates.chunk(3, 1), hidden.chunk(3, 1)
-    z = (update + update_h).sigmoid()
-    candidate = (new + (reset + reset_h).sigmoid() * new_h).tanh()
+    # parts of one sum: on a CPU, the sigmoid of a tensor without gaps rounds its last numbers differently
+    reset, update, _ = (gates + hidden).chunk(3, 1)
+    z, (*_, new), (*_, new_h) = update.sigmoid(), gates.chunk(3, 1), hidden.chunk(3, 1)
+    candidate = (new + reset.sigmoid() * new_h).tanh()
     return ((1 - z) * candidate + z * state[0],)
 
 

@@ -103,17 +103,17 @@ def kernel_net(
     return net if all(p.requires_grad for p in model.parameters()) else None
 
 
-def _batch_indices(clients: Sequence[Batches], steps: int, device: torch.device) -> Tensor:
-    """The samples of every step of every client, (steps, C, batch size), −1 for padding and after its last epoch."""
+def _batch_indices(clients: Sequence[Batches], steps: int, size: int, device: torch.device) -> Tensor:
+    """The samples of every step of every client, (steps, C, size), −1 for padding and after its last epoch."""
     bounds, shapes = zip(*((data.bounds, tuple(data.order.shape)) for data in clients), strict=True)
-    index, is_sample = places_of_batches(bounds, shapes, steps, device)
+    index, is_sample = places_of_batches(bounds, shapes, steps, size, device)
     order = torch.cat([data.order.reshape(-1) for data in clients])
     return torch.where(is_sample, order[index], -1)
 
 
 @functools.lru_cache(maxsize=2)  # clients with as many samples share their bounds: often the same in every round
 def places_of_batches(
-    bounds: tuple[Tensor, ...], shapes: tuple[tuple[int, int], ...], steps: int, device: torch.device
+    bounds: tuple[Tensor, ...], shapes: tuple[tuple[int, int], ...], steps: int, size: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Where `_batch_indices` finds the samples in the orders (epochs, samples) of all clients, and where there is one.
 
@@ -121,12 +121,13 @@ def places_of_batches(
         bounds: of every client, where the batches of an epoch begin and end
         shapes: of every client's order
         steps: of the longest job
+        size: of every batch, with its padding
         device: of the result
     """
     alike = {id(of_client): of_client for of_client in bounds}
     number = {key: i for i, key in enumerate(alike)}
     padded = nn.utils.rnn.pad_sequence(list(alike.values()), batch_first=True)  # (K, batches + 1)
-    position = padded[:, :-1, None] + torch.arange(int(padded.diff().max()))
+    position = padded[:, :-1, None] + torch.arange(size)
     position = upload(torch.where(position < padded[:, 1:, None], position, -1), device)  # (K, batches, size)
     of_clients = [(*shape, len(b) - 1, number[id(b)]) for shape, b in zip(shapes, bounds, strict=True)]
     epochs, samples, per_epoch, kind = upload(torch.tensor(of_clients), device).unbind(1)
@@ -243,7 +244,7 @@ class Stack:
             torch.stack([cast(Tensor, job.buffers) for job in jobs], out=b.model_buffers)
         self._load_samples(clients, jobs[0])
         steps = max(data.steps(job) for job, data in zip(jobs, batches, strict=True))
-        b.batch_indices[:steps] = _batch_indices(clients, steps, b.batch_indices.device)
+        b.batch_indices[:steps] = _batch_indices(clients, steps, b.batch_indices.shape[2], b.batch_indices.device)
         b.first_step.zero_()
 
     def _load_samples(self, clients: Sequence[Batches], job: LocalJob) -> None:
