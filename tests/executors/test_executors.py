@@ -9,8 +9,12 @@ from torch import Tensor, nn
 
 import fedtilt as ft
 from fedtilt.attacks.attack import AttackedFederation
-from fedtilt.executors.forked import ForkedExecutor, SharedBlock
+from fedtilt.executors.forked import ForkedExecutor, ResultRows, SharedBlock
 from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
+from fedtilt.executors.sharded_models import stack_models
+from fedtilt.methods import ServerRound
+from fedtilt.methods.aggregators import Aggregator
+from fedtilt.methods.component import Slot
 from fedtilt.models import parameters_to_vector
 from fedtilt.optimizers import SGD, Adam
 from fedtilt.training import LocalJob, Trained
@@ -52,6 +56,34 @@ def test_workers_train_everything_as_this_process_does() -> None:
         assert kept.keys() >= {"local", "buffers"}
         for name, tensor in kept.items():
             assert torch.equal(tensor, forked.client_states.get(owner)[name])
+
+
+@dataclasses.dataclass(frozen=True)
+class Halves(Aggregator):
+    """A rule of a user's that changes the models it is given."""
+
+    def aggregate(self, models: Tensor, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        return models.mul_(0.5).mean(0), {}
+
+
+def test_models_of_workers_are_rows_of_one_tensor_and_no_rule_changes_those_of_another_method() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    start = parameters_to_vector(model)
+    job = LocalJob(start=start, anchor=start, prox=0.0, tau=0.0, lam=0.0, lr=0.1)
+    executor = ForkedExecutor(ClientTraining(FED, model, "autograd", BATCHES), 2, [job])
+    try:
+        trained = dict(executor.train(1, {client: [job] for client in (3, 0, 4, 1)}))
+    finally:
+        executor.close()
+    models = [trained[client][0].parameters for client in sorted(trained)]
+    assert stack_models(models, copy=False).data_ptr() == models[0].data_ptr()
+    assert stack_models(models).data_ptr() != models[0].data_ptr()
+
+    halves = dataclasses.replace(ft.fedavg(), name="halves", aggregator=Halves())
+    recipe = {"rounds": 2, "lr": 0.05, "workers": 2}  # the methods train the same models in the first round
+    alone = plain_loop.last_round([ft.fedavg()], FED, net(), **recipe).state.server["fedavg"]
+    beside = plain_loop.last_round([halves, ft.fedavg()], FED, net(), **recipe).state.server["fedavg"]
+    assert torch.equal(alone["parameters"], beside["parameters"])
 
 
 def test_workers_end_by_themselves_while_those_of_a_later_run_live() -> None:
@@ -128,7 +160,7 @@ def test_a_block_carries_every_field_of_a_job() -> None:
             a, b = getattr(before, field.name), getattr(after, field.name)
             assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
     results = [Trained(torch.ones(5), None), Trained(torch.zeros(5), torch.full((2,), 3.0))]
-    read = block.read_results(block.write_results(results))
+    read = block.read_results(block.write_results(results), partial(ResultRows([0]).copy, 0))
     for before, after in zip(results, read, strict=True):
         for a, b in zip(before, after, strict=True):
             assert b is None if a is None else torch.equal(a, b)

@@ -17,7 +17,7 @@ from fedtilt.executors.sharded_models import stack_models
 from fedtilt.math.aggregate import tilted
 from fedtilt.math.client_models import ClientModels
 from fedtilt.methods import Method, ServerRound, ServerStep
-from fedtilt.methods.component import Component, Slot, check_slot, check_tensor
+from fedtilt.methods.component import COMPONENTS, Component, Slot, check_slot, check_tensor
 from fedtilt.methods.run_checks import check_models, tolerant_parts
 from fedtilt.parts import Tensors
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
@@ -168,7 +168,8 @@ def server_update(
     if mechanism is not None:
         aggregated = mechanism.aggregate(method, received, {client: u.parameters for client, u in updates.items()})
     else:
-        models = stack_models([u.parameters for u in updates.values()])  # (C, S)
+        by_users = not all(type(p) in COMPONENTS[p.kind].values() for p in (method.aggregator, *method.before))
+        models = stack_models([u.parameters for u in updates.values()], copy=by_users)  # (C, S)
         rule, weighting = RoundRule.of(
             method, server, updates, settings, selected=selected, population=population, rejected=screened_out,
             round=round, root=root,

@@ -43,14 +43,16 @@ def invalid_reasons(updates: Mapping[int, Tensor], reference: Tensor) -> dict[in
 
 
 def _are_finite(vectors: Sequence[Tensor]) -> list[bool]:
-    """Whether each of these vectors of one size is finite: 0 · inf and 0 · NaN are NaN, five times as fast as isfinite.
+    """Whether each of these vectors of one size is finite: its extremes are NaN if one number is.
 
     On a GPU they are checked in a few operations, where one each would take longer to launch than to run: the largest
     magnitude of a vector, which is read once, is inf or NaN if any is.
     """
     finite: list[bool]
-    if vectors[0].device.type == "cpu" or not vectors[0].numel():
-        finite = (torch.stack([(vector * 0).sum() for vector in vectors]) == 0).tolist()
+    if not vectors[0].numel():
+        return [True] * len(vectors)
+    if vectors[0].device.type == "cpu":
+        finite = torch.stack([torch.stack(vector.aminmax()) for vector in vectors]).isfinite().all(1).tolist()
         return finite
     at_once = max(1, _NUMBERS_AT_ONCE // vectors[0].numel())
     blocks = [as_rows(vectors[i : i + at_once]).flatten(1) for i in range(0, len(vectors), at_once)]

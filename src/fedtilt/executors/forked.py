@@ -15,8 +15,9 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -107,6 +108,7 @@ class ForkedExecutor:
         free_slots = list(range(self._slots))
         load = dict.fromkeys(range(len(self._connections)), 0)  # worker → clients sent and not finished
         client_of_slot: dict[int, int] = {}
+        results = ResultRows(jobs)
         while waiting or client_of_slot:
             while waiting and free_slots:
                 worker = min(load, key=lambda i: (load[i], i))
@@ -124,7 +126,7 @@ class ForkedExecutor:
                 load[worker] -= 1
                 slot = reply["slot"]
                 client = client_of_slot.pop(slot)
-                trained = self._blocks[slot].read_results(reply["results"])
+                trained = self._blocks[slot].read_results(reply["results"], partial(results.copy, client))
                 free_slots.append(slot)
                 yield client, trained
 
@@ -179,6 +181,21 @@ def _serve(training: ClientTraining, blocks: Sequence["SharedBlock"], pipes: Seq
             except Exception:
                 reply = {"error": traceback.format_exc()}
             connection.send_bytes(json.dumps(reply).encode())
+
+
+class ResultRows:
+    """The trained models of a round: those of all clients are rows of one tensor, which need not be stacked later."""
+
+    def __init__(self, clients: Iterable[int]) -> None:
+        self._row = {client: i for i, client in enumerate(sorted(clients))}
+        self._rows: dict[object, Tensor] = {}  # (C, P); the system gives pages when they are written
+
+    def copy(self, client: int, kind: object, vector: Tensor) -> Tensor:
+        """A copy of a client's vector (P,), in a row beside those of the same kind and size."""
+        key = kind, len(vector)
+        if key not in self._rows:
+            self._rows[key] = vector.new_empty(len(self._row), len(vector))
+        return self._rows[key][self._row[client]].copy_(vector)
 
 
 class SharedBlock:
@@ -238,13 +255,14 @@ class SharedBlock:
             described.append(entry)
         return described
 
-    def read_results(self, described: Sequence[Sequence[Any]]) -> list[Trained]:
-        """Copies of the trained models that `write_results` wrote."""
-
-        def read(entry: Any) -> Any:
-            return None if entry is None else self._view(*entry).clone()
-
-        return [Trained(*map(read, entries)) for entries in described]
+    def read_results(
+        self, described: Sequence[Sequence[Any]], copy: Callable[[tuple[int, int], Tensor], Tensor]
+    ) -> list[Trained]:
+        """The trained models that `write_results` wrote, by `copy` of (number of the job, of the tensor) and a view."""
+        return [
+            Trained(*(None if e is None else copy((i, k), self._view(*e)) for k, e in enumerate(entries)))
+            for i, entries in enumerate(described)
+        ]
 
     def _write(self, tensor: Tensor, offset: int) -> list[int]:
         size = 4 * tensor.numel()
