@@ -45,17 +45,17 @@ class ShardedModels(BlockedModels):
             yield result.to(self.device)
 
 
-def stack_models(models: Sequence[Tensor], copy: bool = True) -> ClientModels:
+def stack_models(models: Sequence[Tensor]) -> ClientModels:
     """The models (C, P) of clients in one tensor or, if they are blocks on a cluster, where they are.
 
-    Without `copy` they may be the rows that the models are: for steps that do not change them in place.
+    They are not copied if they are rows of one tensor already; do not change them.
     """
     columns = column_blocks(len(models), models[0].numel())
     remote = [model for model in models if isinstance(model, RemoteTensor)]
     in_grid = len(remote) == len(models) and all(len(model.references) == len(columns) for model in remote)
     if in_grid and _exceeds_limit(len(models), models[0].numel()):
         return ShardedModels(remote, columns)
-    return torch.stack(list(models)) if copy or remote else as_rows(models)
+    return torch.stack(list(models)) if remote else as_rows(models)
 
 
 def _exceeds_limit(clients: int, parameters: int) -> bool:
