@@ -259,10 +259,11 @@ class SharedBlock:
         self, described: Sequence[Sequence[Any]], copy: Callable[[tuple[int, int], Tensor], Tensor]
     ) -> list[Trained]:
         """The trained models that `write_results` wrote, by `copy` of (number of the job, of the tensor) and a view."""
-        return [
-            Trained(*(None if e is None else copy((i, k), self._view(*e)) for k, e in enumerate(entries)))
-            for i, entries in enumerate(described)
-        ]
+
+        def read(place: tuple[int, int], entry: Any) -> Any:
+            return None if entry is None else copy(place, self._view(*entry))
+
+        return [Trained(*(read((i, k), e) for k, e in enumerate(entries))) for i, entries in enumerate(described)]
 
     def _write(self, tensor: Tensor, offset: int) -> list[int]:
         size = 4 * tensor.numel()
