@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -79,11 +80,17 @@ def import_function(path: str, what: str) -> Callable[..., Any]:
     find_modules_in(os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists and imports another that does not
+    except Exception as error:  # of code that is not ours
+        name = error.name if isinstance(error, ModuleNotFoundError) else None
+        if name is not None and f"{module_name}.".startswith(f"{name}."):
+            raise InputError(
+                f"{what} = {path!r}: there is no module {module_name!r}; install it, or start fedtilt in its folder"
+            ) from error
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+        where = error if isinstance(error, SyntaxError) else frames[-1]
         raise InputError(
-            f"{what} = {path!r}: there is no module {module_name!r}; install it, or start fedtilt in its folder"
+            f"{what} = {path!r}: module {module_name!r} cannot be imported: {type(error).__name__} in "
+            f"{where.filename}, line {where.lineno}: {' '.join(str(error).split())}; correct it there"
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
