@@ -156,8 +156,9 @@ class TrainSettings:
         example=True,
     )
     device: str = setting(
-        "auto", "where to train; auto: cuda if there is one; cuda:all: on all GPUs of this machine", in_table=False
-    )
+        "auto", "where to train; auto: cuda if there is one; cuda:all: on all GPUs of this machine", in_table=False,
+        convert=str,  # of a torch.device
+    )  # fmt: skip
     backend: str = setting(
         "auto",
         "what trains the models; autograd supports any model, the others are faster; native needs a C compiler",
