@@ -18,8 +18,8 @@ from chaos.processes import ROOT
 from chaos.report import Report
 
 MIB = 64  # of the file, with scale 1
-_CLIENTS, _NUMBERS, _ROWS = 20, 8, 100_000  # rows: of what is written at once
-PROGRAM = 700  # MiB that every command needs, whatever it reads
+_CLIENTS, _NUMBERS, _ROWS = 20, 8, 20_000  # rows: of what is written at once
+PROGRAM = 1000  # MiB that every command may need, whatever it reads
 TIMES = 6.0  # the memory of a command above that, compared with the size of the file
 _SPEC = """
 name = "large"
