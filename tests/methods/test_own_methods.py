@@ -228,6 +228,16 @@ class InPlace(Aggregator):
 
 
 @dataclass(frozen=True)
+class InPlaceSlot(ServerOptimizer):
+    def init(self, parameters: Tensor) -> Slot:
+        return {"count": torch.zeros(1)}
+
+    def step(self, received: Tensor, aggregated: Tensor, slot: Slot) -> tuple[Tensor, Slot]:
+        slot["count"].add_(1)
+        return aggregated, slot
+
+
+@dataclass(frozen=True)
 class InPlaceData(Training):
     def train(self, model: nn.Module, batches: ClientBatches, received: Slot, slot: Slot) -> ClientResult:
         batches.x.sub_(batches.x.mean())
@@ -291,6 +301,7 @@ class ModelsAlone(Before):
         (NoSlot(), "returned Tensor from aggregate; expected two things, of which the last is its next slot"),
         (ListAsSlot(), "returned list as 'count' of the slot of the server; expected a tensor"),
         (InPlace(), "changed a tensor in place that aggregate was given; expected new tensors"),
+        (InPlaceSlot(), "changed a tensor in place that step was given"),
         (InPlaceData(), "changed a tensor in place that train was given"),
         (NoGradient(), "returned a number without a gradient; compute it from the losses"),
         (NotFiniteObjective(), "diverged in round 1 on client 0: its model is not finite; check objective"),
@@ -356,6 +367,20 @@ def test_a_module_that_cannot_be_imported_is_one_line(
     assert f"aggregator = '{file.stem}:Rule': module '{file.stem}' cannot be imported: " in str(error.value)
     assert f"in {file}, line 2: " in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@dataclass(frozen=True)
+class CountsInPlace(Training):
+    def init_client(self, model: nn.Module) -> Slot:
+        return {"count": torch.zeros(1)}
+
+    def train(self, model: nn.Module, batches: ClientBatches, received: Slot, slot: Slot) -> ClientResult:
+        slot["count"].add_(1)
+        return ClientResult(own_loop(model, batches), slot=slot)
+
+
+def test_a_client_may_change_its_copy_of_its_slot() -> None:
+    ft.testing.check_method(ft.Method(name="own", training=CountsInPlace()), deployment=False)
 
 
 def test_an_objective_without_a_gradient_is_found_in_a_stack() -> None:

@@ -6,6 +6,7 @@ slot, and every step is given the component's own slot and returns it; nothing e
 beside the model is declared, and nothing else leaves a client.
 """
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,22 +109,25 @@ def is_built_in(component: Component) -> bool:
 
 
 def run_step(component: Component, step: str, *given: Any) -> Any:
-    """What a step of a component returns; raises InputError if it changed a tensor that it was given.
+    """What a step of a component returns; raises InputError if it changed a tensor that it was given."""
+    with unchanged(component, step, *given):
+        return getattr(component, step)(*given)
 
-    Methods have equal tensors in common, so a change in place would reach other components and other methods.
+
+@contextlib.contextmanager
+def unchanged(component: Component, step: str, *given: Any) -> Iterator[None]:
+    """Raise InputError if the user's code changes a tensor of these in place.
+
+    Methods have equal tensors in common, so a change would reach other components and other methods.
     """
-    function = getattr(component, step)
-    if is_built_in(component):
-        return function(*given)
-    tensors = list(_tensors_in(given))
+    tensors = [] if is_built_in(component) else list(_tensors_in(given))
     versions = [tensor._version for tensor in tensors]
-    result = function(*given)
+    yield
     if versions != [tensor._version for tensor in tensors]:
         raise InputError(
             f"{describe(component)} changed a tensor in place that {step} was given; expected new tensors, such as "
             "x + 1 instead of x.add_(1)"
         )
-    return result
 
 
 def run_slot_step(component: Component, step: str, *given: Any) -> tuple[Any, Any]:
@@ -138,7 +142,7 @@ def run_slot_step(component: Component, step: str, *given: Any) -> tuple[Any, An
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors that a step is given, those inside slots and rounds too; a model may be changed in place."""
+    """The tensors that a step is given, those inside slots and rounds too."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | Mapping) or dataclasses.is_dataclass(value):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedtilt import seeds
 from fedtilt.data.inputs import take
 from fedtilt.errors import InputError
-from fedtilt.methods.component import Component, check_slot, describe, run_step
+from fedtilt.methods.component import Component, check_slot, describe, unchanged
 from fedtilt.methods.training import ClientBatch, ClientBatches, ClientResult, Step, plain_sgd
 from fedtilt.models import copy_with_parameters, logits, vector_to_parameters
 from fedtilt.optimizers import Optimizer
@@ -35,8 +35,12 @@ def train(model: nn.Module, job: LocalJob, batches: Batches, precision: str) -> 
         loss=job.loss, round=job.round, epochs=epochs, classes=_outputs(net, batches),
         new_step=plain_sgd if job.optimizer.is_plain else partial(_optimizer_step, job.optimizer),
     )  # fmt: skip
-    with seeds.seeded_global_rng(batches.key, device), fp32_deterministic(device, precision == "tf32"):
-        result = run_step(training, "train", net, data, received, slot)
+    with (
+        seeds.seeded_global_rng(batches.key, device),
+        fp32_deterministic(device, precision == "tf32"),
+        unchanged(training, "train", data),  # the others are copies
+    ):
+        result = training.train(net, data, received, slot)
     if not job.optimizer.is_plain and not data.made_stepper:
         raise InputError(
             f"{describe(training)} never calls batches.stepper, so the optimiser of the run has no effect "
