@@ -33,12 +33,12 @@ test-all: $(DEV) browser nginx  ## the slow tests too
 test-pages: $(DEV)  ## every code block of the README and the guides, the notebook, and every example
 	$(BIN)/python -m pytest -m "not cuda" tests/docs tests/test_examples.py
 
-coverage: $(DEV) browser nginx  ## branch coverage by folder, in docs/coverage.md; a part of it: ARGS="tests/math"
+coverage: $(DEV) browser nginx  ## branch coverage by folder, in docs/coverage.md; of some tests, on screen: ARGS="tests/math"
 	rm -rf .coverage && mkdir .coverage
 	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -n auto --dist worksteal $(ARGS)
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage json --quiet
-	$(BIN)/python docs/coverage_page.py .coverage/coverage.json $(ARGS) > docs/coverage.md
+	$(BIN)/python docs/coverage_page.py .coverage/coverage.json $(ARGS) $(if $(ARGS),,> docs/coverage.md)
 
 test-cuda: $(DEV)  ## the tests for a CUDA device: compare with the CPU
 	$(BIN)/python -m pytest -m cuda

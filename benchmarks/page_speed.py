@@ -174,7 +174,7 @@ def _others_accuracy(record: Record | None) -> str:
     if record is None:
         return not_recorded("PYTHONPATH=src python -m benchmarks.others_accuracy")
     last = sorted({row["rounds"][-1] for row in record["rows"]})
-    shown = sorted({200, 400, *last})
+    shown = sorted({200, 400, 800, *last})
     rows = [["accuracy on all test images, %", "seed", *(f"round {number:,}" for number in shown)]]
     for row in record["rows"]:
         tested = dict(zip(row["rounds"], row["accuracy"], strict=True))

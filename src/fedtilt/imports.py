@@ -3,9 +3,11 @@
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 from fedtilt.errors import InputError
@@ -71,21 +73,29 @@ def is_in_current_folder(path: str) -> bool:
 
 
 def import_function(path: str, what: str) -> Callable[..., Any]:
-    """The function that `package.module:function` names; modules in the current folder are found, as by `python -m`.
-
-    Those beside a spec are found too: `find_modules_in`. `what` is the setting that names it, for messages.
-    """
+    """The function that `package.module:function` names; `what` is the setting that names it, for messages."""
     module_name, _, function_name = path.partition(":")
-    find_modules_in(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists and imports another that does not
-        raise InputError(
-            f"{what} = {path!r}: there is no module {module_name!r}; install it, or start fedtilt in its folder"
-        ) from error
+    module = import_user_module(module_name, f"{what} = {path!r}")
     function = getattr(module, function_name, None)
     if not callable(function):
         raise InputError(f"{what} = {path!r}: module {module_name!r} has no function {function_name!r}; check its name")
     return cast(Callable[..., Any], function)
+
+
+def import_user_module(name: str, what: str) -> ModuleType:
+    """A module of the user; those in the current folder are found, as by `python -m`, and with `find_modules_in`."""
+    find_modules_in(os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # of code that is not ours
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{name}.".startswith(f"{missing}."):
+            raise InputError(
+                f"{what}: there is no module {name!r}; install it, or start fedtilt in its folder"
+            ) from error
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+        where = error if isinstance(error, SyntaxError) else frames[-1]
+        raise InputError(
+            f"{what}: module {name!r} cannot be imported: {type(error).__name__} in {where.filename}, line "
+            f"{where.lineno}: {' '.join(str(error).split())}; correct it there"
+        ) from error

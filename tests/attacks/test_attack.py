@@ -17,7 +17,7 @@ from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.server import RoundRule
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
-from fedtilt.methods import COMPONENTS, PRESETS
+from fedtilt.methods import COMPONENTS, PRESETS, ServerRound
 from fedtilt.methods.aggregators import Bulyan, FLTrust, Krum, TrimmedMean
 from fedtilt.methods.before import NNM
 
@@ -78,8 +78,9 @@ def test_forged_updates_by_hand() -> None:
 
     def sent(**settings: object) -> Tensor:
         server = {"parameters": received}
-        mean, _ = RoundRule.of(ft.fedavg(), server, updates, TrainSettings(), selected=3, population=3, round=3)
-        forged = forge(ft.Attack(**settings), mean, updates, [2], seed=0, round=3)
+        asked = ServerRound(received=received, selected=3, population=3, round=3)
+        mean, _ = RoundRule.of(ft.fedavg(), server, asked, updates, TrainSettings())
+        forged = forge(ft.Attack(**settings), mean, updates, [2])
         assert all(forged[client] is updates[client] for client in (0, 1))
         return forged[2].parameters - received
 

@@ -9,7 +9,7 @@ from fedtilt.attacks.forged_updates import damage_of, forged_update, worst_stren
 from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.server import RoundRule
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.methods import COMPONENTS
+from fedtilt.methods import COMPONENTS, ServerRound
 from fedtilt.methods.aggregators import Bulyan, Tilted
 from fedtilt.methods.before import Clip
 
@@ -48,7 +48,8 @@ def rule_of(method: ft.Method, received: Tensor, clients: int = CLIENTS, root: T
     losses = torch.linspace(0.1, 2, clients).tolist()
     updates = {n: ClientUpdate(received, 1, declared={"loss": losses[n]}) for n in range(clients)}
     settings, server = TrainSettings(lr=0.1), {"parameters": received}
-    return RoundRule.of(method, server, updates, settings, selected=clients, population=clients, root=root)[0]
+    asked = ServerRound(received=received, selected=clients, population=clients, root=root)
+    return RoundRule.of(method, server, asked, updates, settings)[0]
 
 
 def normal(seed: int, *shape: int) -> Tensor:

@@ -43,6 +43,20 @@ def test_the_command_prints_a_table_and_json(fedtilt) -> None:
     )
 
 
+def test_the_command_lists_the_components_of_a_module_of_the_user(fedtilt, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = Path(__file__).parents[2] / "examples"
+    monkeypatch.syspath_prepend(str(examples))
+    (entry,) = json.loads(fedtilt("methods", "own_objective", "--json").out)
+    assert entry["name"] == "own_objective:CVaR"
+    assert entry["key"] == "methods.METHOD.objective"
+    assert "share" in entry["settings"]
+    assert "own_objective:CVaR" in fedtilt("methods", "own_objective").out
+    refused = fedtilt("methods", "own_table")
+    assert refused.code == 2
+    assert f"module 'own_table' ({examples / 'own_table.py'}) has no component; expected subclasses of" in refused.err
+    assert "there is no module 'nowhere'" in fedtilt("methods", "nowhere").err
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_method_of_the_catalog_can_be_added_to_a_spec(preset: str) -> None:
     values = [f"methods.{preset}.{key}=1.0" for key in required_settings(preset)]

@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedtilt.evaluation.prediction_sets import (
     BINS,
     PredictionSets,
     Scores,
+    SetRule,
     bins_of,
     class_bins,
     counts_of,
@@ -60,28 +62,77 @@ def test_the_expected_coverage_lies_between_the_promise_and_one_sample_more(samp
     assert covered.mean() == pytest.approx(rules[0].lowest, abs=error + rounding)
 
 
-@pytest.mark.parametrize("report", [0, BINS - 1], ids=["too low", "too high"])
-def test_bad_clients_move_the_coverage_no_further_than_the_bound(report: int) -> None:
-    generator, clients, samples, bad = torch.Generator().manual_seed(1), 20, 15, 3
-    plain, robust = [], []
-    labels = torch.ones(clients, 2)
-    for _ in range(60):
-        bins = list(draw(generator, clients, samples))
-        bins[:bad] = [torch.full((samples,), report)] * bad
-        test = draw(generator, 200)
-        scores = Scores(bins, labels)
-        everyone = set_rule(scores.counts(range(clients)), 0.9, clients)
-        rule = scores.rule(clients - 1, 0.9, bad_share=bad / clients)
-        plain.append(float((test <= everyone.bin).double().mean()))
-        robust.append(float((test <= rule.bin).double().mean()))
-    honest = (clients - bad) * samples + 1
-    rank = math.ceil(0.9 * (clients * samples + 1))
-    lowest, highest = (rank - bad * samples) / honest, min(1.0, rank / honest)  # of the plain quantile
-    assert lowest - 0.01 <= np.mean(plain) <= highest + 0.001
-    assert abs(np.mean(plain) - 0.9) > 0.01  # the attack works
-    assert rule.lowest - 0.005 <= np.mean(robust) <= rule.highest
-    assert 0.9 <= np.mean(robust) < 0.96  # and the robust quantile keeps the promise, with sets that say something
-    assert rule.clients == clients - bad
+def attacked(
+    attack: Callable[[list[torch.Tensor]], torch.Tensor],
+    clients: int,
+    bad: int,
+    samples: int,
+    *,
+    tries: int,
+    own: int = 15,
+) -> tuple[float, float, SetRule]:
+    """The mean coverage of a client with few samples, its standard error, and the last rule; the bad see all scores."""
+    generator, covered = torch.Generator().manual_seed(1), []
+    for _ in range(tries):
+        honest = [*draw(generator, clients - bad - 1, samples), draw(generator, own)]
+        bins = [attack(honest)] * bad + honest
+        rule = Scores(bins, torch.ones(clients, 2)).rule(clients - 1, 0.9, bad_share=bad / clients)
+        covered.append(float((draw(generator, 500) <= rule.bin).double().mean()))
+    return float(np.mean(covered)), float(np.std(covered)) / math.sqrt(tries), rule
+
+
+def shifted(honest: list[torch.Tensor], samples: int, share: float) -> torch.Tensor:
+    """The scores of all, without their lowest share, or with a negative one without their highest."""
+    pool = torch.cat(honest).sort().values
+    kept = pool[max(0, int(share * len(pool))) : len(pool) + min(0, int(share * len(pool)))]
+    return kept[((torch.arange(samples) + 0.5) / samples * len(kept)).long()]
+
+
+@pytest.mark.parametrize(("bad", "report"), [(1, 0), (6, 0), (1, BINS - 1), (6, BINS - 1)])
+def test_the_worst_reports_reach_the_bound_on_the_coverage(bad: int, report: int) -> None:
+    mean, error, rule = attacked(lambda _: torch.full((8,), report), 20, bad, 8, tries=120, own=8)
+    assert rule.clients == 20  # with 8 samples, nobody is bad beyond doubt
+    assert 0.9 <= rule.lowest < 0.91
+    bound = rule.highest if report else rule.lowest
+    assert mean == pytest.approx(bound, abs=3 * error + 0.002)  # the rounding of scores, and of the false alarms
+    assert (rule.highest == 1.0) == (bad == 6)
+    plain = set_rule(torch.cat([torch.full((8 * bad,), report), torch.arange(8 * (20 - bad))]).bincount(), 0.9)
+    assert (plain.bin / (8 * (20 - bad)) < 0.9) == (report == 0)  # without bad_share, the promise is broken
+
+
+@pytest.mark.parametrize("share", [-0.4, -0.2, 0.2])
+def test_reports_that_look_like_those_of_others_do_not_break_the_promise(share: float) -> None:
+    """Reports near the others would drop honest clients with high scores if the farthest ones were dropped."""
+    mean, error, rule = attacked(lambda honest: shifted(honest, 8, share), 20, 6, 8, tries=100, own=8)
+    assert 0.9 - 3 * error <= mean <= rule.highest
+
+
+@pytest.mark.parametrize("report", [0, BINS - 1])
+def test_clients_that_are_bad_beyond_doubt_are_dropped(report: int) -> None:
+    mean, error, rule = attacked(lambda _: torch.full((60,), report), 20, 3, 60, tries=60)
+    assert (rule.clients, rule.samples) == (17, 16 * 60 + 15)
+    assert 0.9 <= rule.lowest <= rule.highest < 0.905
+    assert mean == pytest.approx(rule.lowest, abs=3 * error + 0.002)
+
+
+@pytest.mark.parametrize("samples", [1000, 10_000])
+def test_bad_clients_that_stay_unnoticed_move_the_coverage_less_with_more_samples(samples: int) -> None:
+    margin = math.sqrt(math.log(2 * 13 / 0.001) / 2 / samples)
+
+    def attack(honest: list[torch.Tensor]) -> torch.Tensor:
+        """The scores of all, but as many of the highest as possible without notice are reported as far too high."""
+        reported = shifted(honest, samples, 0.0)
+        reported[round((1 - 1.8 * margin) * samples) :] = BINS - 1
+        return reported
+
+    mean, error, rule = attacked(attack, 12, 2, samples, tries=12)
+    assert rule.clients == 12
+    assert 0.9 + 3 * error < mean <= rule.highest < (0.98 if samples == 1000 else 0.94)
+
+
+def test_nobody_is_dropped_if_more_clients_differ_than_may_be_bad() -> None:
+    bins = [torch.full((200,), 100 * n) for n in range(10)] + [torch.arange(5)]
+    assert Scores(bins, torch.ones(11, 2)).rule(10, 0.9, bad_share=0.2).clients == 11
 
 
 def test_a_client_with_enough_samples_depends_on_nobody() -> None:
@@ -175,12 +226,10 @@ def test_the_bound_on_bad_clients_is_printed_and_in_the_report(tmp_path: Path) -
     data = ft.Federation.build(ft.data.load("digits"), clients=30, partition="iid", max_train=40, validation=0.3)
     result = ft.run([ft.fedavg()], data, ft.models.logistic, rounds=2, **TRAIN, out=tmp_path / "run")
     sets = result.prediction_sets(0.9, bad_share=0.1)["fedavg"]
-    kept = [sets.scores._most_alike(27, n) for n in range(30)]
-    assert [rule.clients for rule in sets.rules.values()] == [len(clients) for clients in kept]
-    samples, bad = len(sets.scores.validation[0]), 3  # of each client; clients that may be bad
-    honest = {(len(clients) - bad) * samples + 1 for clients in kept}
-    lowest, highest = (f([(math.ceil(0.9 * n) + k) / n for n in honest]) for f, k in ((min, 0), (max, bad * samples)))
-    text = f"the expected coverage is {100 * lowest:.1f} to {100 * min(1, highest):.1f} %"
+    assert {rule.clients for rule in sets.rules.values()} == {30}
+    honest = 27 * len(sets.scores.validation[0]) + 1
+    lowest = math.ceil(0.901 * honest) / honest - 0.001
+    text = f"the expected coverage is {100 * lowest:.1f} to 100.0 %"
     assert f"whatever 10 % of the clients report, {text}" in str(sets)
     assert "whatever" not in str(result.prediction_sets(0.9)["fedavg"])
     page = write_report([tmp_path / "run"], tmp_path / "report.html").read_text()

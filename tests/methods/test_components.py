@@ -164,7 +164,7 @@ def test_a_component_of_the_user_is_named_by_its_module(own: str) -> None:
             "aggregator: krum: bad_share must be a number ≥ 0 and < 0.5",
         ),
         ("aggregator", {"rule": "krum", "bad_share": "a"}, "aggregator: krum: bad_share must be a number, got 'a'"),
-        ("aggregator", {"rule": "krum", "bad_share": None}, "aggregator: krum: bad_share is None; give it a value"),
+        ("aggregator", {"rule": "krum", "bad_share": None}, "aggregator: krum: bad_share must be a number, got None"),
         ("personal", {"epochs": 1.5}, "personal: proximal: epochs must be a whole number ≥ 1, got 1.5"),
         (
             "personal",

@@ -24,10 +24,12 @@ from fedtilt.methods import (
     Before,
     ClientBatches,
     ClientResult,
+    Correction,
     Objective,
     Prepared,
     ServerOptimizer,
     ServerRound,
+    ServerStep,
     Slot,
     Training,
     Weighting,
@@ -207,9 +209,97 @@ class NoStep(ServerOptimizer):
         return aggregated, {"momentum": aggregated}
 
 
+@dataclass(frozen=True)
+class NoSlot(Aggregator):
+    def aggregate(self, models: Tensor, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        return models.mean(0)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class ListAsSlot(Aggregator):
+    def init(self, parameters: Tensor, population: int) -> Slot:
+        return {"count": [0.0]}  # type: ignore[dict-item]
+
+
+@dataclass(frozen=True)
+class InPlace(Aggregator):
+    def aggregate(self, models: Tensor, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        return round.received.lerp_(models.mean(0), 0.5), slot
+
+
+@dataclass(frozen=True)
+class InPlaceData(Training):
+    def train(self, model: nn.Module, batches: ClientBatches, received: Slot, slot: Slot) -> ClientResult:
+        batches.x.sub_(batches.x.mean())
+        return ClientResult(model)
+
+
+@dataclass(frozen=True)
+class NoGradient(Objective):
+    def __call__(self, losses: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
+        return losses.detach().mean()
+
+
+@dataclass(frozen=True)
+class NotFiniteObjective(Objective):
+    def __call__(self, losses: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
+        return losses.mean() * torch.nan
+
+
+@dataclass(frozen=True)
+class HalfModel(Training):
+    def train(self, model: nn.Module, batches: ClientBatches, received: Slot, slot: Slot) -> ClientResult:
+        return ClientResult(model.half())
+
+
+@dataclass(frozen=True)
+class DoubleSlot(Training):
+    def init_client(self, model: nn.Module) -> Slot:
+        return {"count": torch.zeros(1).double()}
+
+
+@dataclass(frozen=True)
+class ShortDrift(Correction):
+    def drift(self, server: Slot, client: Slot) -> Tensor:
+        return torch.zeros(3)
+
+
+@dataclass(frozen=True)
+class ShortModel(Correction):
+    def drift(self, server: Slot, client: Slot) -> Tensor:
+        return torch.zeros(310)
+
+    def server_step(self, step: ServerStep) -> tuple[Tensor, Slot]:
+        return step.aggregated[1:], step.slot
+
+
+@dataclass(frozen=True)
+class DoubleStep(ServerOptimizer):
+    def step(self, received: Tensor, aggregated: Tensor, slot: Slot) -> tuple[Tensor, Slot]:
+        return aggregated.double(), slot
+
+
+@dataclass(frozen=True)
+class ModelsAlone(Before):
+    def apply(self, models: Tensor, round: ServerRound, slot: Slot) -> Prepared:
+        return models  # type: ignore[return-value]
+
+
 @pytest.mark.parametrize(
     ("component", "problem"),
     [
+        (NoSlot(), "returned Tensor from aggregate; expected two things, of which the last is its next slot"),
+        (ListAsSlot(), "returned list as 'count' of the slot of the server; expected a tensor"),
+        (InPlace(), "changed a tensor in place that aggregate was given; expected new tensors"),
+        (InPlaceData(), "changed a tensor in place that train was given"),
+        (NoGradient(), "returned a number without a gradient; compute it from the losses"),
+        (NotFiniteObjective(), "diverged in round 1 on client 0: its model is not finite; check objective"),
+        (HalfModel(), "whose '1.weight' has shape (4, 64), torch.float16, on cpu; expected shape (4, 64)"),
+        (DoubleSlot(), "returned torch.float64 as 'count' of the slot of a client; expected a tensor of torch.float32"),
+        (ShortDrift(), "returned shape (3,) as drift; expected finite numbers of shape (310,)"),
+        (ShortModel(), "returned shape (309,) as the model"),
+        (DoubleStep(), "returned type torch.float64 as the model"),
+        (ModelsAlone(), "returned Tensor from apply; expected Prepared(models, mixing, slot)"),
         (WrongShape(), "returned shape () as the aggregated model; expected finite numbers of shape (310,)"),
         (WrongType(), "returned type torch.float64 as the aggregated model"),
         (NotFinite(), "returned values that are not finite as the aggregated model"),
@@ -251,6 +341,27 @@ def test_a_component_that_cannot_be_made_is_one_line(kind: str, value: Any, prob
         component_of(kind, value)
     assert problem in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["x = 1 / 0", "import not_installed_here", "x ="])
+def test_a_module_that_cannot_be_imported_is_one_line(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = tmp_path / f"broken_{len(text)}.py"
+    file.write_text(f'"""A module of the user."""\n{text}\n')
+    with pytest.raises(InputError) as error:
+        component_of("aggregator", f"{file.stem}:Rule")
+    assert f"aggregator = '{file.stem}:Rule': module '{file.stem}' cannot be imported: " in str(error.value)
+    assert f"in {file}, line 2: " in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_objective_without_a_gradient_is_found_in_a_stack() -> None:
+    method = ft.fedavg(objective=NoGradient(), name="own")
+    with pytest.raises(InputError, match="returned a number without a gradient"):
+        list(ft.simulate([method], FED, MODEL, rounds=1, participation=1.0, epochs=1, backend="stacked"))
 
 
 def test_an_own_objective_is_stacked_and_agrees_with_the_loop(own_files: Path) -> None:

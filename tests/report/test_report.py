@@ -109,6 +109,8 @@ def test_histogram_counts_every_client_once(run_folder: Path) -> None:
     run = read_run(run_folder)
     histogram = build_figures(run, styles(run.methods))["clients"][1]
     assert all(sum(trace["customdata"]) == 16 for trace in histogram.data)
+    largest = max(share for trace in histogram.data for share in trace["y"])
+    assert all(largest <= histogram.layout[name]["range"][1] < largest + 20 for name in ("yaxis", "yaxis2"))
 
 
 def test_published_numbers_are_below_ours(run_folder: Path, tmp_path: Path) -> None:

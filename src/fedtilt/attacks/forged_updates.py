@@ -29,15 +29,10 @@ KNOWING = ("alie", "ipm", "mimic")  # the kinds whose attackers know the honest 
 
 
 def forge(
-    attack: Attack,
-    rule: RoundRule,
-    updates: Mapping[int, ClientUpdate],
-    attackers: Collection[int],
-    seed: int,
-    round: int,
+    attack: Attack, rule: RoundRule, updates: Mapping[int, ClientUpdate], attackers: Collection[int]
 ) -> dict[int, ClientUpdate]:
     """The updates of a round, in the order of client numbers, those of attackers forged; `rule` is the server's."""
-    received = rule.round.received
+    received, round = rule.round.received, rule.round.round
     bad = sorted(client for client in updates if client in attackers)
     if not bad or round < attack.from_round or (attack.kind in POISONING and attack.strength == 1):
         return dict(updates)
@@ -53,7 +48,7 @@ def forge(
         common = received + (base + strength * direction)
     forged = dict(updates)
     for client in bad:
-        key = seeds.key(seed, "attack/noise", round=round, client=client)
+        key = seeds.key(rule.round.seed, "attack/noise", round=round, client=client)
         own, sent = updates[client], common
         if sent is None:
             sent = received + forged_update(attack.kind, own.parameters - received, known, strength, key)

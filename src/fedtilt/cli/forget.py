@@ -14,7 +14,7 @@ from fedtilt.cli.options import Quiet
 from fedtilt.cli.run import print_run, train_and_print
 from fedtilt.errors import InputError
 from fedtilt.runs.callback import Callback
-from fedtilt.runs.forget import changes, forget_site, model_digest
+from fedtilt.runs.forget import changes, first_round, forget_site, model_digest
 from fedtilt.runs.forget import forget as forget_client
 from fedtilt.runs.spec_run import spec_of
 
@@ -22,7 +22,10 @@ _NAMED = 3  # clients that gain or lose most
 
 
 def forget(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder; on a site, its state-dir.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="The run folder; of a deployment, the project, or on a site its state-dir."),
+    ],
     client: Annotated[str, typer.Option(metavar="NAME", help="The client that leaves; on a site, its number.")],
     out: Annotated[Path | None, typer.Option(help="The new run folder (default: RUN-without-NAME).")] = None,
     quiet: Quiet = False,
@@ -30,14 +33,18 @@ def forget(
     """Train a run again without a client, as if it had never had it, and say who gains and who loses by it.
 
     The new folder has a whole run, from the first round on: it is bit-identical to a run whose spec has the client in
-    clients.leave_out, and depends on nothing of the client. Delete the old folder then. On a site, it deletes what the
-    site keeps of a federation.
+    clients.leave_out, and depends on nothing of the client. Delete the old folder then. In the project of a deployment,
+    it writes the site into clients.leave_out, and the server trains with those that stay. On a site, it deletes what
+    the site keeps of a federation.
     """
     if not (folder / "run.json").exists():
         if out is not None:
             raise InputError(f"--out {out} has no effect: {folder} is not a run folder")
-        for path in forget_site(folder, client):
-            echo(f"deleted {path}")
+        if (folder / "spec.toml").exists():
+            _leave_project(folder, client)
+        else:
+            for path in forget_site(folder, client):
+                echo(f"deleted {path}")
         return
     new, spec = out or folder.with_name(f"{folder.name}-without-{client}"), spec_of(folder)
 
@@ -58,8 +65,21 @@ def forget(
         )  # fmt: skip
     again = f"fedtilt run {shlex.quote(str(new / 'spec.toml'))} --out OTHER, then fedtilt check OTHER"
     print_lines(
-        console, f"trained:    {plural(spec.train.rounds, 'round')} again, from the first on: a whole run",
+        console, f"trained:    {plural(spec.train.rounds, 'round')} again, from the first on: a whole run"
+        f" ({client} was first selected in round {first_round(folder, client) or 'none'})",
         f"models:     {model_digest(new)} (blake2b), those of a run that never had the client",
         f"to verify:  delete its rows or samples, {again}", f"compared:   {page}",
         f"next:       rm -r {shlex.quote(str(folder))}, which still has the client",
     )  # fmt: skip
+
+
+def _leave_project(project: Path, site: str) -> None:
+    from fedtilt.flower.deploy.allowed_apps import app_digest
+    from fedtilt.flower.deploy.project import leave_site
+
+    leave_site(project, site)
+    echo(f"wrote  {project / 'spec.toml'}: site {site} is in clients.leave_out, and the others keep their numbers")
+    echo(f"digest {app_digest(project)}, which the sites that stay have to allow")
+    echo(f"next   fedtilt deploy run {shlex.quote(str(project))} --out NEW, or flwr run with out=NEW: a whole run")
+    echo("       fedtilt report OLD NEW shows who gains and who loses; then delete OLD, which still has the site")
+    echo(f"       on site {site}: stop its services, and fedtilt forget STATE_DIR --client {site}")

@@ -1,22 +1,28 @@
 """`fedtilt methods`: everything that a spec can name, with one line, its settings and its paper."""
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 from rich.text import Text
+from typer import Argument
 
 from fedtilt.cli.console import Console, echo, text_table
 from fedtilt.cli.options import AsJson
-from fedtilt.spec.catalog import Entry, catalog
+from fedtilt.spec.catalog import Entry, catalog, own_components
 from fedtilt.toml_text import format_toml
 
 
-def methods(as_json: AsJson = False) -> None:
+def methods(
+    module: Annotated[
+        str | None, Argument(metavar="[MODULE]", help="List the components of this module of yours, such as mymethods.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """List every method, component, loss and attack with its settings and its paper.
 
     Use a method with `fedtilt run --method NAME`, anything else with `fedtilt run --set KEY=NAME`.
     """
-    entries = catalog()
+    entries = catalog() if module is None else own_components(module)
     if as_json:
         echo(json.dumps([entry._asdict() for entry in entries], indent=2, default=str))
         return

@@ -19,9 +19,6 @@ class NamedSettings:
     key: ClassVar[str] = "name"  # of its name in a table
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            if getattr(self, each.name) is None and each.default is not None:
-                raise InputError(f"{self.label}: {each.name} is None; give it a value, or leave it out for its default")
         check_table(self, self.label)
 
     @property

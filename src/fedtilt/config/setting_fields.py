@@ -136,28 +136,53 @@ def is_within(value: float, limits: Mapping[str, float], inf: bool) -> bool:
 
 
 def check_value(field: Field[Any], value: Any) -> Any:
-    """The value as a plain int, float, bool, text or tuple within the limits of its field, or an InputError."""
+    """The value of a keyword or a file as a plain one of its type, within its limits, or an InputError."""
     if (convert := field.metadata.get("convert")) is not None:
         return convert(value)
-    name, limits, choices = field.name, field.metadata.get("limits", {}), field.metadata.get("choices", ())
-    inf = field.metadata.get("inf", True)  # a plain field, of a user's component, has no limits
-    kinds = alternatives(field.type)
-    types = {*kinds, *get_args(field.type)}
-    items = next((get_args(kind) for kind in kinds if get_origin(kind) is tuple), None)
-    if items is not None and not (isinstance(value, str) and str in kinds):
-        if isinstance(value, str) or not isinstance(value, Iterable):
+    problems = []
+    for kind in alternatives(field.type):
+        try:
+            return _check_choices(field, _to_type(field, kind, value))
+        except InputError as problem:
+            problems.append(problem)
+    raise problems[0]
+
+
+def _to_type(field: Field[Any], kind: Any, value: Any) -> Any:
+    """The value as one of this type; objects of other classes are checked by their owner."""
+    name, limits, origin, args = field.name, field.metadata.get("limits", {}), get_origin(kind), get_args(kind)
+    if origin is tuple:
+        parts = None if isinstance(value, str | Mapping) or not isinstance(value, Iterable) else tuple(value)
+        kinds = args[:1] * len(parts or ()) if args[-1] is ... else args
+        if parts is None or len(parts) != len(kinds):
             raise InputError(f"{name} must be a list, got {value!r}")
-        return tuple(check_number(part, name, limits, inf) if float in items else str(part) for part in value)
-    if bool in types:
-        if not isinstance(value, bool):
-            raise InputError(f"{name} must be True or False, got {value!r}")
-        return value
-    if int in types:
-        return whole(value, name, limits.get("ge"))
-    if float in types:
-        return check_number(value, name, limits, inf)
-    if choices and value not in choices:
-        raise InputError(f"unknown {name} {value!r}; choose one of {', '.join(choices)}")
+        named = [Name if each is str else each for each in kinds]
+        return tuple(_to_type(field, each, part) for part, each in zip(parts, named, strict=True))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise InputError(f"{name} must be a table, got {value!r}")
+        return {_to_type(field, args[0], key): _to_type(field, args[1], part) for key, part in value.items()}
+    if kind is bool and not isinstance(value, bool):
+        raise InputError(f"{name} must be True or False, got {value!r}")
+    if kind is int:
+        value = whole(value, name, limits.get("ge"))
+        return value if is_within(value, limits, inf=False) else check_number(value, name, limits)
+    if kind is float:
+        # a plain field, of a user's component, has no limits
+        return check_number(value, name, limits, field.metadata.get("inf", True))
+    if kind == Name and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if kind in (str, Name) and not isinstance(value, str) and not field.metadata.get("choices"):
+        raise InputError(f"{name} must be text, got {value!r}")
+    return value
+
+
+def _check_choices(field: Field[Any], value: Any) -> Any:
+    choices, check = field.metadata.get("choices", ()), field.metadata.get("check")
+    if choices and not isinstance(value, tuple) and value not in choices:
+        raise InputError(f"unknown {field.name} {value!r}; choose one of {', '.join(map(str, choices))}")
+    if check is not None and not check(value):
+        raise InputError(f"{field.name} = {value!r} is not possible; give {allowed_values(field)}")
     return value
 
 
@@ -172,7 +197,7 @@ def check_number(value: Any, name: str, limits: Mapping[str, float], inf: bool =
     return value
 
 
-def check_table(settings: Any, table: str) -> None:
+def check_table(settings: Any, table: str = "") -> None:
     """Check and convert every value of a frozen dataclass in place; errors name its table in the spec."""
     for each in fields(settings):
         value = getattr(settings, each.name)
@@ -180,7 +205,7 @@ def check_table(settings: Any, table: str) -> None:
             try:
                 object.__setattr__(settings, each.name, check_value(each, value))
             except InputError as error:
-                raise InputError(f"{table}: {error}") from None
+                raise InputError(f"{table}: {error}" if table else str(error)) from None
 
 
 def check_fields_used(settings: Any, table: str = "") -> None:

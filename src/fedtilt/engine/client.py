@@ -11,7 +11,7 @@ from fedtilt.data.groups import CLASS
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import client_slot, in_slot, slot_of, tensors_on
 from fedtilt.methods import ClientStep, Method, Moreau
-from fedtilt.methods.component import check_slot
+from fedtilt.methods.component import check_slot, check_tensor, run_slot_step, run_step
 from fedtilt.methods.objectives import PropFair, Tilted
 from fedtilt.models import with_weights
 from fedtilt.parts import Parts, Tensors, vector_to_buffers
@@ -70,7 +70,8 @@ def plan(
         }  # fmt: skip
     if method.correction is not None:
         slot = tensors_on(device, client_slot(method, parts, client_state, "correction"))
-        drift = parts.expand(method.correction.drift(slot_of(received, "correction"), slot))
+        drift = run_step(method.correction, "drift", slot_of(received, "correction"), slot)
+        drift = parts.expand(check_tensor(method.correction, "drift", drift, received["parameters"]))
         shared = replace(shared, prox=method.prox or method.correction.prox, drift=drift)
     if method.local is not None and (method.local.first_epochs is not None or not method.local.trains):
         first = method.local.first_epochs or 0  # 0: the local parameters never train
@@ -177,7 +178,7 @@ def finish(
             slot=tensors_on(model.device, client_slot(method, parts, client_state, "correction")),
             steps=step_count(job, rows, settings.batch_size, settings.last_batch), lr=job.lr,
         )  # fmt: skip
-        sent, slot = method.correction.client_step(step)
+        sent, slot = run_slot_step(method.correction, "client_step", step)
         declared_sends = dict.fromkeys(method.correction.sends, step.received)
         sent = check_slot(method.correction, "what a client sends", sent, declared_sends)
         slots |= in_slot("correction", check_slot(method.correction, "the slot of a client", slot, initial))

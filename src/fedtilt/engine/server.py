@@ -16,8 +16,8 @@ from fedtilt.errors import Diverged, InputError
 from fedtilt.executors.sharded_models import stack_models
 from fedtilt.math.aggregate import tilted
 from fedtilt.math.client_models import ClientModels
-from fedtilt.methods import Method, ServerRound, ServerStep
-from fedtilt.methods.component import Component, Slot, check_slot, check_tensor
+from fedtilt.methods import Method, Prepared, ServerRound, ServerStep
+from fedtilt.methods.component import Component, Slot, check_slot, check_tensor, describe, run_slot_step, run_step
 from fedtilt.methods.run_checks import check_models, tolerant_parts
 from fedtilt.parts import Tensors
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
@@ -33,22 +33,20 @@ class RoundRule:
 
     @classmethod
     def of(
-        cls, method: Method, server: Tensors, updates: Mapping[int, ClientUpdate], settings: TrainSettings, *,
-        selected: int, population: int, rejected: int = 0, round: int = 1, root: Tensor | None = None,
+        cls, method: Method, server: Tensors, asked: ServerRound, updates: Mapping[int, ClientUpdate],
+        settings: TrainSettings,
     ) -> tuple[Self, Slot]:  # fmt: skip
-        """The rule for these updates, by ascending client, and the next slot of the weighting; see `ServerRound`."""
+        """The rule of the round that was `asked` for, with these updates, and the next slot of the weighting."""
         losses = None
         if method.needs_losses:
             losses = torch.tensor([update.declared["loss"] for update in updates.values()], dtype=torch.float64)
-        given = ServerRound(
-            received=server["parameters"], clients=list(updates), population=population, selected=selected,
-            rejected=rejected, round=round, seed=settings.seed, root=root,
-            lr=method.rates(settings.lr, None)[0] * settings.lr_factor(round), losses=losses,
+        given = replace(
+            asked, clients=list(updates), seed=settings.seed, losses=losses, sent=sent_to(method.training, updates),
+            lr=method.rates(settings.lr, None)[0] * settings.lr_factor(asked.round),
             samples=torch.tensor([update.samples for update in updates.values()], dtype=torch.float64),
-            sent=sent_to(method.training, updates),
         )  # fmt: skip
         before = {name: tensor.cpu() for name, tensor in slot_of(server, "weighting").items()}  # as the losses are
-        weights, slot = method.weighting.weights(given, before)
+        weights, slot = run_slot_step(method.weighting, "weights", given, before)
         if weights is not None:
             dtype = weights.dtype if isinstance(weights, Tensor) else torch.float64
             weights = check_tensor(method.weighting, "weights", weights, torch.zeros(len(updates), dtype=dtype))
@@ -71,7 +69,12 @@ class RoundRule:
         given, slots = self.round, dict(self.slots)
         for i, step in enumerate(self.method.before):
             assert isinstance(models, Tensor)  # `uses_shards` is for methods without such steps
-            prepared = step.apply(models, given, slots[f"before.{i}"])
+            prepared = run_step(step, "apply", models, given, slots[f"before.{i}"])
+            if not isinstance(prepared, Prepared):
+                raise InputError(
+                    f"{describe(step)} returned {type(prepared).__name__} from apply; expected "
+                    "Prepared(models, mixing, slot)"
+                )
             like = models.new_zeros(len(prepared.models), models.shape[1])
             models = check_tensor(step, "models", prepared.models, like)
             if prepared.mixing is not None:
@@ -84,7 +87,7 @@ class RoundRule:
         start, weights, rule = self.round.received, self.round.weights, self.method.aggregator
         if weights is not None and not weights.any():  # AFL gives all weight to clients that take no part
             return start.clone(), dict(self.slots)
-        model, slot = rule.aggregate(models, self.round, self.slots["aggregator"])
+        model, slot = run_slot_step(rule, "aggregate", models, self.round, self.slots["aggregator"])
         model = check_tensor(rule, "the aggregated model", model, start)
         slot = check_slot(rule, "the slot of the server", slot, self.slots["aggregator"])
         return model, {**self.slots, "aggregator": slot}
@@ -168,37 +171,18 @@ def server_update(
     if mechanism is not None:
         aggregated = mechanism.aggregate(method, received, {client: u.parameters for client, u in updates.items()})
     else:
-        models = stack_models([u.parameters for u in updates.values()])  # (C, S)
-        rule, weighting = RoundRule.of(
-            method, server, updates, settings, selected=selected, population=population, rejected=screened_out,
-            round=round, root=root,
-        )  # fmt: skip
-        check_models(method, rule.round)
-        state, weights = with_slot(state, "weighting", weighting), rule.round.weights
-        aggregated, slots = rule.aggregate(models)
+        asked = ServerRound(
+            received=received, population=population, selected=selected, rejected=screened_out, round=round, root=root
+        )
+        aggregated, weights, slots = _aggregate(method, server, asked, updates, settings)
         for name, slot in slots.items():
             state = with_slot(state, name, slot)
-        if method.correction is not None:
-            assert isinstance(models, Tensor)  # `uses_shards` is for methods without
-            sent = sent_to(method.correction, updates)
-            step = ServerStep(
-                aggregated=aggregated, received=received, slot=slot_of(server, "correction"), population=population,
-                update=aggregated - received if method.aggregator.is_robust else (models - received).mean(0),
-                sent={name: rule.combine_messages(tensor) for name, tensor in sent.items()}, clients=len(updates),
-            )  # fmt: skip
-            aggregated, slot = method.correction.server_step(step)
-            state = with_slot(state, "correction", check_slot(method.correction, "its slot", slot, step.slot))
-        if method.training is not None:
-            before, sent = slot_of(server, "training"), dict(rule.round.sent)
-            if method.aggregator.is_robust and method.training.messages == "aggregated":
-                sent = {name: rule.combine_messages(tensor).expand_as(tensor) for name, tensor in sent.items()}
-            slot = method.training.server_step(sent, rule.round, before)
-            state = with_slot(state, "training", check_slot(method.training, "the slot of the server", slot, before))
     state["parameters"] = aggregated
     optimizer = method.optimizer or settings.server_optimizer
     if optimizer is not None:
         was: Slot = slot_of(server, "optimizer") or optimizer.init(received)
-        state["parameters"], slot = optimizer.step(received, aggregated, was)
+        model, slot = run_slot_step(optimizer, "step", received, aggregated, was)
+        state["parameters"] = check_tensor(optimizer, "the model", model, received)
         state = with_slot(state, "optimizer", check_slot(optimizer, "its slot", slot, was))
     if "buffers" in server:
         buffers = torch.stack([b for client in accepted if (b := updates[client].buffers) is not None])
@@ -212,3 +196,33 @@ def server_update(
             methods=[method.name],
         )
     return ServerUpdate(state, dict(sorted(rejected.items())), bounded)
+
+
+def _aggregate(
+    method: Method, server: Tensors, asked: ServerRound, updates: Mapping[int, ClientUpdate], settings: TrainSettings
+) -> tuple[Tensor, Tensor | None, dict[str, Slot]]:
+    """The aggregated and corrected model, the weights of the clients, and the next slots of the components."""
+    received = asked.received
+    models = stack_models([u.parameters for u in updates.values()])  # (C, S)
+    rule, weighting = RoundRule.of(method, server, asked, updates, settings)
+    check_models(method, rule.round)
+    aggregated, slots = rule.aggregate(models)
+    slots = {"weighting": weighting, **slots}
+    if (correction := method.correction) is not None:
+        assert isinstance(models, Tensor)  # `uses_shards` is for methods without
+        step = ServerStep(
+            aggregated=aggregated, received=received, slot=slot_of(server, "correction"),
+            population=asked.population, clients=len(updates),
+            update=aggregated - received if method.aggregator.is_robust else (models - received).mean(0),
+            sent={name: rule.combine_messages(tensor) for name, tensor in sent_to(correction, updates).items()},
+        )  # fmt: skip
+        aggregated, slot = run_slot_step(correction, "server_step", step)
+        aggregated = check_tensor(correction, "the model", aggregated, received)
+        slots["correction"] = check_slot(correction, "its slot", slot, step.slot)
+    if (training := method.training) is not None:
+        before, sent = slot_of(server, "training"), dict(rule.round.sent)
+        if method.aggregator.is_robust and training.messages == "aggregated":
+            sent = {name: rule.combine_messages(tensor).expand_as(tensor) for name, tensor in sent.items()}
+        slot = run_step(training, "server_step", sent, rule.round, before)
+        slots["training"] = check_slot(training, "the slot of the server", slot, before)
+    return aggregated, rule.round.weights, slots

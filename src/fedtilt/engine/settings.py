@@ -13,7 +13,7 @@ from torch import nn
 from fedtilt import seeds
 from fedtilt.attacks.attack import Attack
 from fedtilt.config.named import NamedSettings, named_settings
-from fedtilt.config.setting_fields import check_fields_used, check_value, setting, takes_settings
+from fedtilt.config.setting_fields import check_fields_used, check_table, setting, takes_settings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import import_function, is_function_path
 from fedtilt.losses import LOSSES, ClassLoss, CrossEntropy, Loss, losses_for
@@ -156,8 +156,9 @@ class TrainSettings:
         example=True,
     )
     device: str = setting(
-        "auto", "where to train; auto: cuda if there is one; cuda:all: on all GPUs of this machine", in_table=False
-    )
+        "auto", "where to train; auto: cuda if there is one; cuda:all: on all GPUs of this machine", in_table=False,
+        convert=str,  # of a torch.device
+    )  # fmt: skip
     backend: str = setting(
         "auto",
         "what trains the models; autograd supports any model, the others are faster; native needs a C compiler",
@@ -186,10 +187,7 @@ class TrainSettings:
     )
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None or field.default is not None:
-                object.__setattr__(self, field.name, check_value(field, value))
+        check_table(self)
         self._make_objects()
         if isinstance(self.init, os.PathLike):
             object.__setattr__(self, "init", os.fspath(self.init))
@@ -368,7 +366,7 @@ class TrainSettings:
 
     def clients_per_round(self, clients: int) -> int:
         """How many clients take part in a round: max(participation · N, 1)."""
-        return max(1, round_half_up(self.participation * clients))
+        return max(1, int(self.participation * clients + 0.5))  # a half is rounded up
 
     def evaluates(self, round: int) -> bool:
         """Whether models are evaluated after this round; after the last one they always are."""
@@ -376,18 +374,8 @@ class TrainSettings:
 
     @property
     def eval_interval(self) -> int:
-        """Rounds between two evaluations."""
-        return self.eval_every or default_eval_every(self.rounds)
-
-
-def default_eval_every(rounds: int) -> int:
-    """Rounds between two evaluations, about fifty of them a run."""
-    return max(1, rounds // 50)
-
-
-def round_half_up(value: float) -> int:
-    """The nearest whole number; a half is rounded up."""
-    return int(value + 0.5)
+        """Rounds between two evaluations, by default about fifty of them a run."""
+        return self.eval_every or max(1, self.rounds // 50)
 
 
 def train_settings(keywords: Mapping[str, Any], settings: TrainSettings | None = None) -> TrainSettings:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedtilt.errors import InputError
 from fedtilt.methods import Method
-from fedtilt.methods.component import Slot
+from fedtilt.methods.component import Slot, check_declared
 from fedtilt.parts import Parts, Tensors
 
 
@@ -63,7 +63,9 @@ def initial_server(method: Method, parts: Parts, clients: int, net: nn.Module | 
         slots["optimizer"] = method.optimizer.init(parameters)
     if method.training is not None and net is not None:
         slots["training"] = method.training.init_server(net, clients)
+    parts_of = method.components()
     for slot, tensors in slots.items():  # copies: a checkpoint takes no two tensors with the same memory
+        tensors = check_declared(parts_of[slot], "the slot of the server", tensors)
         server |= in_slot(slot, {name: tensor.clone() for name, tensor in tensors.items()})
     return server
 
@@ -77,7 +79,8 @@ def initial_slots(method: Method, parts: Parts, net: nn.Module | None = None) ->
     if method.client_momentum:
         slots["client_momentum"] = {"average": torch.zeros(size)}
     if method.training is not None and net is not None:
-        slots["training"] = method.training.init_client(net)
+        slot = method.training.init_client(net)
+        slots["training"] = check_declared(method.training, "the slot of a client", slot, torch.float32)
     return slots
 
 
@@ -121,7 +124,8 @@ def messages_of(method: Method, parts: Parts, clients: int, net: nn.Module | Non
         to_clients |= {f"correction.{name}": size for name in method.correction.broadcasts}
         to_server |= {f"correction.{name}": size for name in method.correction.sends}
     if method.training is not None and net is not None:
-        of_server, of_client = method.training.init_server(net, clients), method.training.sends(net)
+        of_server = method.training.init_server(net, clients)
+        of_client = check_declared(method.training, "what a client sends", method.training.sends(net), torch.float32)
         to_clients |= {f"training.{name}": tuple(tensor.shape) for name, tensor in of_server.items()}
         to_server |= {f"training.{name}": tuple(tensor.shape) for name, tensor in of_client.items()}
     return Messages(to_clients, to_server)

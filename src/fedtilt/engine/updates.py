@@ -12,6 +12,7 @@ from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.state import slot_of
 from fedtilt.errors import Diverged
 from fedtilt.methods import Method
+from fedtilt.methods.component import describe, is_built_in
 from fedtilt.parts import Tensors
 
 _NUMBERS_AT_ONCE = 2**27  # that are checked together on a GPU
@@ -101,10 +102,13 @@ def check_finite(
     diverged = [name for name, by_client in reasons.items() if by_client]
     if diverged:
         client, reason = next(iter(reasons[diverged[0]].items()))
+        method = next(m for m in methods if m.name == diverged[0])
+        own = [p for p in (method.training, method.correction, method.objective) if p and not is_built_in(p)]
+        check = f"check {' and '.join(map(describe, own))}, or " if own else ""
         others = f" (and so did {', '.join(map(repr, diverged[1:]))})" if diverged[1:] else ""
         raise Diverged(
             f"method {diverged[0]!r} diverged in round {number} on client {client}{others}: its model {reason}; "
-            "lower lr (train.lr in a spec) or the tilts",
+            f"{check}lower lr (train.lr in a spec) or the tilts",
             methods=diverged,
         )
 

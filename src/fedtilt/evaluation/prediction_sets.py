@@ -23,6 +23,7 @@ BINS = 12800
 _LOW, _WIDTH = -34.0, 1 / 256  # the first bin ends at exp(−34), the last but one at exp(16)
 _EXPORTED = 1000  # validation samples of an exported model
 _ROUNDING = 1e-9  # 0.9 · 10 is a little more than 9
+_FALSE_ALARM = 0.01  # share of the misses that the coverage allows: the probability that an honest client is dropped
 _NAMED = 3  # clients in a sentence
 
 
@@ -59,7 +60,7 @@ class SetRule(NamedTuple):
     highest: float  # the largest, apart from ties
 
 
-def set_rule(counts: Tensor, coverage: float, clients: int = 1, bad: int = 0) -> SetRule:
+def set_rule(counts: Tensor, coverage: float, clients: int = 1, bad: int = 0, error: float = 0.0) -> SetRule:
     """The smallest sets with this coverage.
 
     Of n scores, b of them of bad clients, the k-th smallest is at least the (k − b)-th smallest of the honest ones and
@@ -73,10 +74,11 @@ def set_rule(counts: Tensor, coverage: float, clients: int = 1, bad: int = 0) ->
         coverage: the least probability that a set contains the truth
         clients: how many clients have these samples
         bad: the most samples that bad clients may have
+        error: the probability that samples of honest clients are missing from the counts
     """
     samples = int(counts.sum())
     honest = samples - bad + 1
-    rank = math.ceil(checks.probability(coverage, "coverage", 0.9) * honest - _ROUNDING)
+    rank = math.ceil((checks.probability(coverage, "coverage", 0.9) + error) * honest - _ROUNDING)
     if honest < 2 or rank >= honest:
         needed = math.ceil(1 / (1 - coverage) - _ROUNDING) - 1
         raise InputError(
@@ -86,7 +88,7 @@ def set_rule(counts: Tensor, coverage: float, clients: int = 1, bad: int = 0) ->
     bin = BINS - 1
     if rank + bad <= samples:
         bin = int(torch.searchsorted(counts.cumsum(0), rank + bad))
-    return SetRule(bin, samples, clients, rank / honest, min(1.0, (rank + bad) / honest))
+    return SetRule(bin, samples, clients, rank / honest - error, min(1.0, (rank + bad) / honest + error))
 
 
 def counts_of(bins: Tensor) -> dict[str, int]:
@@ -155,32 +157,45 @@ class Scores:
         """The sets of a client; with `bad_share`, this share of all clients may report anything.
 
         A client with enough samples depends on nobody. Another one then uses all clients, because the bad ones could
-        be those that look similar, except those whose scores are least like the others'.
+        be those that look similar, except those that are bad beyond doubt; docs/mathematics.md has the proof.
         """
         clients = self.pool(client, enough_samples(coverage))
         if bad_share == 0 or clients == [client]:
             return set_rule(self.counts(clients), coverage, len(clients))
-        everyone = self.by_similarity(None)
-        bad = math.floor(bad_share * len(everyone) + _ROUNDING)
-        clients = self._most_alike(len(everyone) - bad, client)
-        others = sorted((len(self.validation[n]) for n in clients if n != client), reverse=True)
-        return set_rule(self.counts(clients), coverage, len(clients), sum(others[:bad]))
+        everyone, error = self.by_similarity(None), _FALSE_ALARM * (1 - coverage)
+        most = math.floor(bad_share * len(everyone) + _ROUNDING)
+        doubt = math.log(2 * (len(everyone) + 1) / error) / 2
+        dropped = self._surely_bad(most, doubt) - {client}
+        clients = [n for n in everyone if n not in dropped]
+        sizes = sorted((len(self.validation[n]) for n in clients if n != client), reverse=True)
+        bad = sizes[: most - len(dropped)]  # the most that they can have
+        rule = set_rule(self.counts(clients), coverage, len(clients), sum(bad), error)
+        # a bad client that was not dropped is near an honest one: of those that it is near, the largest has this margin
+        margins = sorted((math.sqrt(doubt / len(self.validation[n])) for n in everyone), reverse=True)
+        margin = margins[len(everyone) - 2 * most - 1]
+        excess = sum(math.sqrt(n * doubt) for n in (rule.samples - sum(bad), *bad)) + 2 * margin * sum(bad)
+        rank = (rule.lowest + error) * (rule.samples - sum(bad) + 1) + sum(bad)
+        return rule._replace(highest=min(rule.highest, (rank + excess) / rule.samples + error))
 
-    def _most_alike(self, count: int, own: int | None) -> list[int]:
-        """The clients whose distributions of scores are nearest to those of `count` clients, and a client itself.
+    def _surely_bad(self, most: int, doubt: float) -> set[int]:
+        """The clients whose scores differ, beyond doubt, from those of more clients than may be bad.
 
-        (M. Kang et al., Certifiably Byzantine-robust federated conformal prediction, ICML 2024.)
+        The distribution of n scores is within √(doubt / n) of that of all. If more clients differ than may be bad,
+        honest clients are not alike, and none is dropped.
         """
         clients = self.by_similarity(None)
-        order = self._distances[:, :count].sum(1).argsort(stable=True).tolist()
-        kept = [clients[i] for i in order[:count]]
-        return sorted({*kept, *([own] if own in clients else [])})
+        margins = torch.tensor([math.sqrt(doubt / len(self.validation[n])) for n in clients])
+        differ = self._distances > margins[:, None] + margins
+        found = {n for n, others in zip(clients, differ.sum(1).tolist(), strict=True) if others > most}
+        return found if len(found) <= most else set()
 
     @cached_property
     def _distances(self) -> Tensor:
-        """Between the distributions of the scores of clients with validation data, (C, C), every row ascending."""
-        shares = [self.counts([n]).cumsum(0) / len(self.validation[n]) for n in self.by_similarity(None)]
-        return torch.cdist(torch.stack(shares), torch.stack(shares), p=1.0).sort(1).values
+        """The largest difference between the distributions of the scores of two clients, (C, C)."""
+        found = [self.validation[n].sort().values for n in self.by_similarity(None)]
+        ends = torch.cat(found).unique()
+        shares = torch.stack([torch.searchsorted(bins, ends, right=True) / len(bins) for bins in found])
+        return torch.stack([(shares - share).abs().amax(1) for share in shares])
 
     def to_json(self, client: int | None) -> list[dict[str, int]]:
         """Counts by bin, as an exported model has them: of the client, then of those most like it; None: of all."""

@@ -8,7 +8,7 @@ beside the model is declared, and nothing else leaves a client.
 
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -69,9 +69,9 @@ class ServerRound:
     """What a component on the server may know of a round. Row n of the models is client `clients[n]`."""
 
     received: Tensor  # (P,) the model that the clients started from
-    clients: Sequence[int]  # the numbers of the clients with an update, ascending
     population: int  # how many clients there are
     selected: int  # how many were asked for an update
+    clients: Sequence[int] = ()  # the numbers of those with an update, ascending
     rejected: int = 0  # how many of these the screening rejected
     round: int = 1
     seed: int = 0
@@ -107,6 +107,46 @@ def is_built_in(component: Component) -> bool:
     return component.source.__module__.startswith("fedtilt.")
 
 
+def run_step(component: Component, step: str, *given: Any) -> Any:
+    """What a step of a component returns; raises InputError if it changed a tensor that it was given.
+
+    Methods have equal tensors in common, so a change in place would reach other components and other methods.
+    """
+    function = getattr(component, step)
+    if is_built_in(component):
+        return function(*given)
+    tensors = list(_tensors_in(given))
+    versions = [tensor._version for tensor in tensors]
+    result = function(*given)
+    if versions != [tensor._version for tensor in tensors]:
+        raise InputError(
+            f"{describe(component)} changed a tensor in place that {step} was given; expected new tensors, such as "
+            "x + 1 instead of x.add_(1)"
+        )
+    return result
+
+
+def run_slot_step(component: Component, step: str, *given: Any) -> tuple[Any, Any]:
+    """The result of a step, and the component's next slot."""
+    found = run_step(component, step, *given)
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise InputError(
+            f"{describe(component)} returned {type(found).__name__} from {step}; expected two things, of which the "
+            "last is its next slot"
+        )
+    return found
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors that a step is given, those inside slots and rounds too; a model may be changed in place."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | Mapping) or dataclasses.is_dataclass(value):
+        parts = value if isinstance(value, tuple) else (value if isinstance(value, Mapping) else vars(value)).values()
+        for part in parts:
+            yield from _tensors_in(part)
+
+
 def check_tensor(component: Component, what: str, value: object, like: Tensor) -> Tensor:
     """Raise InputError if what a component returns is not a finite tensor of this shape, type and device.
 
@@ -136,23 +176,27 @@ def check_tensor(component: Component, what: str, value: object, like: Tensor) -
 
 def check_slot(component: Component, what: str, slot: object, like: Slot) -> dict[str, Tensor]:
     """Raise InputError if a slot or message does not have the names, shapes and types that the component declared."""
-    if not isinstance(slot, Mapping):
-        raise InputError(
-            f"{describe(component)} returned {type(slot).__name__} as {what}; expected a dictionary of tensors"
-        )
+    slot = check_declared(component, what, slot)
     if {*slot} != {*like}:
         raise InputError(
             f"{describe(component)} returned {', '.join(map(repr, slot)) or 'nothing'} as {what}; it declared "
             f"{', '.join(map(repr, like)) or 'nothing'}"
         )
-    return {name: check_tensor(component, f"{name!r} of {what}", slot[name], like[name].to(_device(slot[name])))
+    return {name: check_tensor(component, f"{name!r} of {what}", slot[name], like[name].to(slot[name].device))
             for name in like}  # fmt: skip
 
 
-def _device(value: object) -> torch.device:
-    return value.device if isinstance(value, Tensor) else torch.device("cpu")
-
-
-def is_component(value: object) -> bool:
-    """Whether this is a component, not a class of one."""
-    return isinstance(value, Component) and dataclasses.is_dataclass(value)
+def check_declared(component: Component, what: str, slot: object, dtype: torch.dtype | None = None) -> Slot:
+    """Raise InputError if a slot is not a dictionary of tensors, of this type if it is given."""
+    if not isinstance(slot, Mapping) or not all(isinstance(name, str) for name in slot):
+        raise InputError(
+            f"{describe(component)} returned {type(slot).__name__} as {what}; expected a dictionary of tensors"
+        )
+    for name, value in slot.items():
+        if not isinstance(value, Tensor) or value.dtype != (dtype or value.dtype):
+            found = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(
+                f"{describe(component)} returned {found} as {name!r} of {what}; expected a tensor"
+                + (f" of {dtype}" if dtype else "")
+            )
+    return slot

@@ -10,7 +10,7 @@ from fedtilt.config.setting_fields import check_number
 from fedtilt.errors import InputError
 from fedtilt.imports import import_function, is_function_path
 from fedtilt.methods import aggregators, objectives, weightings
-from fedtilt.methods.component import BASES, COMPONENTS, MESSAGES, Component, is_component
+from fedtilt.methods.component import BASES, COMPONENTS, MESSAGES, Component
 from fedtilt.methods.functions import FUNCTIONS, function_component
 from fedtilt.methods.personal import Moreau, PersonalModel
 from fedtilt.text_tables import html_table
@@ -30,7 +30,7 @@ def component_of(kind: str, value: Any, owner: str = "") -> Any:
     BySamples()
     """
     what, known = f"{kind}{owner}", COMPONENTS[kind]
-    if is_component(value):
+    if isinstance(value, Component):
         if value.kind != kind:
             raise InputError(f"{what} is {value.label!r}, which is of kind {value.kind!r}; give it as {value.kind}")
         return value
@@ -124,7 +124,7 @@ class Method:
         for kind in COMPONENTS:
             value, owner = getattr(self, kind), f" of method {self.name!r}"
             if kind == "before":
-                steps = [value] if callable(value) or is_component(value) or isinstance(value, str | Mapping) else value
+                steps = [value] if callable(value) or isinstance(value, Component | str | Mapping) else value
                 if not isinstance(steps, Sequence):
                     raise InputError(f"{kind}{owner} must be a list, such as ['nnm'], got {value!r:.60}")
                 made: Any = tuple(component_of(kind, step, owner) for step in steps)
@@ -252,12 +252,12 @@ class Method:
         table: dict[str, Any] = {}
         defaults = {each.name: each.default for each in fields(self)}
         for name, value in self.parts().items():
-            if value == defaults[name] and not (all and is_component(value)):
+            if value == defaults[name] and not (all and isinstance(value, Component)):
                 continue
             if name == "before":
                 table["before"] = [step.to_table(all=all) for step in value]
             else:
-                table[name] = value.to_table(all=all) if is_component(value) else value
+                table[name] = value.to_table(all=all) if isinstance(value, Component) else value
         return table
 
     def settings(self) -> dict[str, Any]:

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from fedtilt.checks import number
 from fedtilt.config.setting_fields import setting
 from fedtilt.errors import InputError
 from fedtilt.math.tilt import nested_tilt
-from fedtilt.methods.component import Component
+from fedtilt.methods.component import Component, describe
 
 Levels = Sequence[tuple[str, float]]
 
@@ -32,6 +33,23 @@ class Objective(Component):
             weights: how much each counts, (n,); 0: it does not, and must not change the result
         """
         raise InputError(f"objective {self.label!r} has no __call__(losses, groups, weights); write one")
+
+
+def objective_value(objective: Objective, losses: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
+    """The objective of the losses of a batch; raises InputError if it is not a number that they decide."""
+    value = objective(losses, groups, weights)
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InputError(f"{describe(objective)} returned {found}; expected one number, a tensor of shape ()")
+    if losses.requires_grad and not value.requires_grad:
+        raise InputError(f"{describe(objective)} returned a number without a gradient; compute it from the losses")
+    return value.reshape(())
+
+
+def check_objective(objective: Objective) -> None:
+    """Raise InputError if an objective of the losses 1 and 2, of two groups, is not a number that they decide."""
+    losses = torch.tensor([1.0, 2.0], requires_grad=True)
+    objective_value(objective, losses, torch.tensor([0, 1]), torch.ones(2))
 
 
 def _levels(value: Any) -> tuple[tuple[str, float], ...]:

@@ -43,6 +43,7 @@ class ClientBatch(NamedTuple):
         return mean(losses, self.weights)
 
 
+@dataclass(kw_only=True, eq=False)
 class ClientBatches(Sequence[tuple[Any, Tensor]]):
     """A client's batches of one round, in order: samples and labels on the model's device.
 
@@ -50,19 +51,18 @@ class ClientBatches(Sequence[tuple[Any, Tensor]]):
     the samples; `batches.x`, `.y`, `.groups` and `.weights` are of all its samples.
     """
 
-    def __init__(
-        self, x: Any, y: Tensor, steps: Sequence[ClientBatch], *, groups: Tensor, weights: Tensor | None, lr: float,
-        loss: Any, round: int, epochs: int, classes: int, new_step: Callable[[Sequence[nn.Parameter], float], Step],
-    ) -> None:  # fmt: skip
-        self.x, self.y, self.groups, self.weights, self.steps = x, y, groups, weights, steps
-        self.lr = lr  # the learning rate of this round
-        self.loss = loss  # (outputs, targets) → the loss of every sample (n,)
-        self.round = round
-        self.epochs = epochs
-        self.classes = classes  # outputs of the model
-        self.made_stepper = False
-        self._batches = [(batch.x, batch.y) for batch in steps]
-        self._new_step = new_step
+    x: Any
+    y: Tensor
+    groups: Tensor
+    weights: Tensor | None
+    steps: Sequence[ClientBatch]
+    lr: float  # the learning rate of this round
+    loss: Any  # (outputs, targets) → the loss of every sample (n,)
+    round: int
+    epochs: int
+    classes: int  # outputs of the model
+    new_step: Callable[[Sequence[nn.Parameter], float], Step]
+    made_stepper: bool = False
 
     def stepper(self, parameters: Iterable[nn.Parameter], lr: float | None = None) -> Step:
         """A function that takes one step along the gradient of a loss, with the optimiser of the run.
@@ -72,16 +72,16 @@ class ClientBatches(Sequence[tuple[Any, Tensor]]):
             lr: the learning rate, if it is not that of the run
         """
         self.made_stepper = True
-        return self._new_step([p for p in parameters if p.requires_grad], self.lr if lr is None else lr)
+        return self.new_step([p for p in parameters if p.requires_grad], self.lr if lr is None else lr)
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self.steps)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._batches[index]
+        return [batch[:2] for batch in self.steps][index]
 
     def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
-        return iter(self._batches)
+        return (batch[:2] for batch in self.steps)
 
 
 @dataclass(frozen=True)

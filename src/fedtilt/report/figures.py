@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import isinf
+from math import ceil, isinf
 from typing import Any
 
 import torch
@@ -221,13 +221,14 @@ def histogram(run: Run, methods: Sequence[str], styles: dict[str, Style]) -> Fig
                 hovertemplate="%{text}: %{customdata} clients, %{y:.0f} %<extra>%{fullData.name}</extra>",
             )
         )  # fmt: skip
-        layout[f"yaxis{y_axis[1:]}"] = {"range": [0, 100], "tickvals": [0, 50, 100]}
         layout["annotations"].append(
             {
                 "text": plotly_text(method), "showarrow": False, "font": {"color": styles[method].color, "size": 13},
                 "x": 0.01, "xref": "x domain", "xanchor": "left", "y": 1, "yref": f"{y_axis} domain", "yanchor": "top",
             }
         )  # fmt: skip
+    top = 20 * ceil(max(row[-1] for row in rows) / 20)  # of all methods: bars are compared
+    layout |= {f"yaxis{name[1:]}": {"range": [0, top], "tickvals": [0, top // 2, top]} for name in axes}
     return Figure(
         name="histogram", title=f"Clients by {score.title}", data=data, layout=layout, rows=rows,
         note=f"Share of clients (%) per bin of {width:g} {score.spread_unit}".rstrip() + f" of {score.title}.",

@@ -36,8 +36,8 @@ def forget(folder: Path, client: str, out: Path, callbacks: Sequence[Callback] =
     spec = spec_of(folder)
     if read_record(folder).get("runner") == "flower":
         raise InputError(
-            f"{folder} was trained on Flower sites; write leave_out = [{client!r}] into [clients] of the project's "
-            "spec.toml, and train it again with fedtilt deploy run and another out"
+            f"{folder} was trained on Flower sites; on the server, fedtilt forget PROJECT --client {client}, and train "
+            "the project again with fedtilt deploy run and another out"
         )
     names = open_seed(folder)[1].description()["clients"]
     name = names[client_number(client, names)]
@@ -49,6 +49,19 @@ def forget(folder: Path, client: str, out: Path, callbacks: Sequence[Callback] =
         spec_of(folder, f"clients.leave_out=[{quoted}]"), out, callbacks=callbacks,
         note={"forgotten": without},
     )  # fmt: skip
+
+
+def first_round(folder: Path, client: str) -> int | None:
+    """The first round in which a client was selected, of all seeds; None: it never was."""
+    from fedtilt.spec import train_settings_of
+
+    spec, names = spec_of(folder), open_seed(folder)[1].description()["clients"]
+    number = client_number(client, names)
+    for round in range(1, spec.train.rounds + 1):
+        for seed in read_record(folder)["seeds"]:
+            if number in train_settings_of(spec, seed).selected(round, len(names)):
+                return round
+    return None
 
 
 def model_digest(folder: Path) -> str:

@@ -16,6 +16,7 @@ from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.engine.prepare import PreparedRun
 from fedtilt.engine.server import RoundRule
 from fedtilt.executors.in_process import BatchSettings, Executor
+from fedtilt.methods import ServerRound
 from fedtilt.methods.aggregators import FLTrust
 from fedtilt.parts import Tensors
 from fedtilt.training import BACKENDS, LocalJob, Trained, distinct_jobs
@@ -171,9 +172,10 @@ def received_updates(
     forged = {}
     for m in prepared.methods:
         by_client = {client: updates[m.name][client] for client in sorted(updates[m.name])}
-        rule, _ = RoundRule.of(
-            m, server[m.name], by_client, settings, selected=len(by_client), population=federation.clients,
+        asked = ServerRound(
+            received=server[m.name]["parameters"], population=federation.clients, selected=len(by_client),
             round=number, root=roots.get(m.name),
         )  # fmt: skip
-        forged[m.name] = forge(federation.attack, rule, by_client, federation.attackers, settings.seed, number)
+        rule, _ = RoundRule.of(m, server[m.name], asked, by_client, settings)
+        forged[m.name] = forge(federation.attack, rule, by_client, federation.attackers)
     return forged

@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedtilt.attacks.attack import KINDS
+from fedtilt.errors import InputError
+from fedtilt.imports import import_user_module
 from fedtilt.losses import LOSSES
-from fedtilt.methods import COMPONENTS, PRESETS
+from fedtilt.methods import COMPONENTS, PRESETS, Component
 
 # "Li et al., Title, arXiv 1234.56789", or with the names of all authors; without arXiv it ends with the venue or year
 _AUTHORS = r"(?:[A-Z]\. )?[A-Z][\w-]+(?:(?: \w+)? et al\.|(?:, [A-Z][\w-]+)+)"
@@ -55,6 +57,18 @@ def catalog() -> list[Entry]:
         Entry("attacks", name, "attack.kind", _without_papers(text), {}, _paper(text)) for name, text in KINDS.items()
     ]
     return described + attacks
+
+
+def own_components(module: str) -> list[Entry]:
+    """The components that a module of the user has, as a spec names them."""
+    found = import_user_module(module, f"fedtilt methods {module}")
+    classes = [c for c in vars(found).values() if isinstance(c, type) and issubclass(c, Component)]
+    own = [cls for cls in classes if cls.__module__ == module]
+    if not own:
+        raise InputError(
+            f"module {module!r} ({found.__file__}) has no component; expected subclasses of Objective, Aggregator, …"
+        )
+    return [_described(_HEADINGS[c.kind], f"{module}:{c.__name__}", f"methods.METHOD.{c.kind}", c) for c in own]
 
 
 def _described(kind: str, name: str, key: str, made: Callable[..., Any]) -> Entry:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedtilt.data.inputs import Inputs
 from fedtilt.errors import InputError
+from fedtilt.methods.objectives import check_objective
 from fedtilt.training import autograd_loop, fused_mlp, native, stacked
 from fedtilt.training.local_job import (
     LAST_BATCH,
@@ -109,6 +110,9 @@ def choose_backend(
         raise InputError(f"precision = {precision!r} is for CUDA, not for {device_type}; leave it out")
     if backend not in ("auto", *BACKENDS):
         raise InputError(f"unknown backend {backend!r}; choose one of auto, {', '.join(BACKENDS)}")
+    for job in jobs:
+        if job.objective is not None:
+            check_objective(job.objective)
     reasons: dict[str, str] = {}
     x, target = (None, None) if sample is None else sample
     for name in _FASTEST_FIRST[device_type] if backend == "auto" else (backend,):

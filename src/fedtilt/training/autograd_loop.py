@@ -11,7 +11,7 @@ from fedtilt import seeds
 from fedtilt.data.inputs import Inputs, split, take
 from fedtilt.errors import InputError
 from fedtilt.math.tilt import nested_tilt
-from fedtilt.methods.component import describe
+from fedtilt.methods.objectives import objective_value
 from fedtilt.models import copy_with_parameters, logits, trained_parameters, vector_to_parameters
 from fedtilt.parts import buffers_to_vector
 from fedtilt.training import client_update
@@ -80,11 +80,7 @@ def batch_objective(job: LocalJob, losses: Tensor, groups: Sequence[Tensor], wei
     """The client's objective of the losses of a batch: R, or that of the user."""
     if job.objective is None:
         return nested_tilt(losses, groups, job.tilts, weights)
-    value = job.objective(losses, groups[0], torch.ones_like(losses) if weights is None else weights)
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise InputError(f"{describe(job.objective)} returned {found}; expected one number, a tensor of shape ()")
-    return value.reshape(())
+    return objective_value(job.objective, losses, groups[0], torch.ones_like(losses) if weights is None else weights)
 
 
 def _minimised(job: LocalJob, losses: Tensor, batch: Batch) -> Tensor:

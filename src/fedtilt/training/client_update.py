@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedtilt import seeds
 from fedtilt.data.inputs import take
 from fedtilt.errors import InputError
-from fedtilt.methods.component import Component, check_slot, describe
+from fedtilt.methods.component import Component, check_slot, describe, run_step
 from fedtilt.methods.training import ClientBatch, ClientBatches, ClientResult, Step, plain_sgd
 from fedtilt.models import copy_with_parameters, logits, vector_to_parameters
 from fedtilt.optimizers import Optimizer
@@ -31,12 +31,12 @@ def train(model: nn.Module, job: LocalJob, batches: Batches, precision: str) -> 
     steps = [ClientBatch(x, y, groups[0], weights) for x, y, groups, weights in batches.of(job)]
     epochs = len(batches.order) if job.epochs is None else job.epochs
     data = ClientBatches(
-        batches.x, batches.y, steps, groups=batches.groups_of(job)[0], weights=batches.weights, lr=job.lr,
+        x=batches.x, y=batches.y, groups=batches.groups_of(job)[0], weights=batches.weights, steps=steps, lr=job.lr,
         loss=job.loss, round=job.round, epochs=epochs, classes=_outputs(net, batches),
         new_step=plain_sgd if job.optimizer.is_plain else partial(_optimizer_step, job.optimizer),
     )  # fmt: skip
     with seeds.seeded_global_rng(batches.key, device), fp32_deterministic(device, precision == "tf32"):
-        result = training.train(net, data, received, slot)
+        result = run_step(training, "train", net, data, received, slot)
     if not job.optimizer.is_plain and not data.made_stepper:
         raise InputError(
             f"{describe(training)} never calls batches.stepper, so the optimiser of the run has no effect "
@@ -134,11 +134,13 @@ def _vector(training: Component, what: str, model: nn.Module, found: object, job
         raise InputError(f"{describe(training)} returned {type(found).__name__} as {what}; expected an nn.Module")
     shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
     named: Mapping[str, Tensor] = dict(found.named_parameters())
+    wanted = job.start.dtype, job.start.device
     for name, shape in shapes.items():
-        if name not in named or named[name].shape != shape:
-            has = f"shape {tuple(named[name].shape)}" if name in named else "no such parameter"
+        p = named.get(name)
+        if p is None or p.shape != shape or (p.dtype, p.device) != wanted:
+            has = "no such parameter" if p is None else f"shape {tuple(p.shape)}, {p.dtype}, on {p.device}"
             raise InputError(
-                f"{describe(training)} returned a {what} whose {name!r} has {has}; expected shape {tuple(shape)}"
+                f"{describe(training)} returned a {what} whose {name!r} has {has}; expected shape {tuple(shape)}, "
+                f"{job.start.dtype}, on {job.start.device}"
             )
-    vector = torch.cat([named[name].detach().reshape(-1) for name in shapes])
-    return vector.to(job.start)
+    return torch.cat([named[name].detach().reshape(-1) for name in shapes])

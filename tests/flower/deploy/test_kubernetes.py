@@ -14,6 +14,7 @@ import yaml
 from fedtilt.flower.deploy import machines
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
+jsonschema = pytest.importorskip("jsonschema")  # which it needs
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy/kubernetes"
 HOME = "/var/lib/fedtilt/home"
@@ -41,6 +42,13 @@ def pod(kind: str) -> Document:
     return dict(of_kind("StatefulSet", written(kind))["spec"]["template"]["spec"])
 
 
+def rendered(folder: Path) -> str:
+    program = ["kubectl", "kustomize"] if shutil.which("kubectl") else ["kustomize", "build"]
+    done = subprocess.run([*program, folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def check(document: Document) -> None:
     for version in VERSIONS:
         kubernetes_validate.validate(document, version, strict=True)
@@ -64,10 +72,7 @@ def test_the_schema_rejects_a_key_that_kubernetes_does_not_know() -> None:
 def test_kustomize_renders_them(kind: str, tmp_path: Path) -> None:
     shutil.copytree(FOLDER, tmp_path / "kubernetes")
     (tmp_path / "kubernetes/site/ca.crt").write_text("the server's certificate\n")
-    program = ["kubectl", "kustomize"] if shutil.which("kubectl") else ["kustomize", "build"]
-    done = subprocess.run([*program, tmp_path / "kubernetes" / kind], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = documents(done.stdout)
+    found = documents(rendered(tmp_path / "kubernetes" / kind))
     for document in found:
         check(document)
     assert {d["metadata"].get("namespace") for d in found if d["kind"] != "Namespace"} == {
@@ -178,27 +183,97 @@ def test_run_unit_starts_the_program_of_a_unit(unit: str, homes: dict[str, Path]
         assert arguments[0] == "site-executor"
 
 
-def test_the_ray_job_of_the_cluster_page() -> None:
-    """Kubernetes has no schema of KubeRay's: the fields are listed here, and its pods have that of Kubernetes."""
+# -- the RayJob of docs/cluster.md -----------------------------------------------------------------------------------
+
+TEXT, TEXTS, NUMBER, FLAG = (
+    {"type": "string"},
+    {"additionalProperties": {"type": "string"}},
+    {"type": "integer"},
+    {"type": "boolean"},
+)
+POD = {"type": "object", "properties": {"metadata": {}, "spec": {"type": "object"}}, "additionalProperties": False}
+
+
+def closed(required: list[str], **properties: Document) -> Document:
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+# the fields that KubeRay's definitions of ray.io/v1 (RayJobSpec, RayClusterSpec) have had since version 1.1, without
+# those for the autoscaler and the service of the head; pods are checked by the schemas of Kubernetes
+RAY_JOB = closed(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion={"const": "ray.io/v1"},
+    kind={"const": "RayJob"},
+    metadata={"type": "object", "required": ["name"]},
+    spec=closed(
+        [],
+        entrypoint=TEXT, runtimeEnvYAML=TEXT, jobId=TEXT, metadata=TEXTS, clusterSelector=TEXTS, suspend=FLAG,
+        submissionMode={"enum": ["K8sJobMode", "HTTPMode"]}, submitterPodTemplate=POD, entrypointResources=TEXT,
+        entrypointNumCpus={"type": "number"}, entrypointNumGpus={"type": "number"}, backoffLimit=NUMBER,
+        activeDeadlineSeconds=NUMBER, shutdownAfterJobFinishes=FLAG, ttlSecondsAfterFinished=NUMBER,
+        rayClusterSpec=closed(
+            ["headGroupSpec"],
+            rayVersion=TEXT, enableInTreeAutoscaling=FLAG, suspend=FLAG, headServiceAnnotations=TEXTS,
+            headGroupSpec=closed(
+                ["rayStartParams", "template"], rayStartParams=TEXTS, template=POD, serviceType=TEXT, enableIngress=FLAG
+            ),
+            workerGroupSpecs={
+                "type": "array",
+                "items": closed(
+                    ["groupName", "rayStartParams", "template", "minReplicas", "maxReplicas"],
+                    groupName=TEXT, rayStartParams=TEXTS, template=POD,
+                    replicas=NUMBER, minReplicas=NUMBER, maxReplicas=NUMBER, numOfHosts=NUMBER,
+                ),
+            },
+        ),
+    ),
+)  # fmt: skip
+
+
+def ray_job() -> str:
+    """The manifest of the page."""
     (text,) = re.findall(r"```text\n(apiVersion: ray.io.*?)```", (ROOT / "docs/cluster.md").read_text(), re.DOTALL)
-    (job,) = documents(text)
-    assert (job["apiVersion"], job["kind"], set(job)) == (
-        "ray.io/v1",
-        "RayJob",
-        {"apiVersion", "kind", "metadata", "spec"},
-    )
-    spec, cluster = job["spec"], job["spec"]["rayClusterSpec"]
-    types = {"entrypoint": str, "shutdownAfterJobFinishes": bool, "backoffLimit": int, "rayClusterSpec": dict}
-    assert {key: type(value) for key, value in spec.items()} == types
-    assert set(cluster) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
-    (pinned,) = re.findall(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert cluster["rayVersion"] == pinned
-    assert set(cluster["headGroupSpec"]) == {"rayStartParams", "template"}
-    worker_keys = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
+    return str(text)
+
+
+def check_ray_job(job: Document) -> None:
+    jsonschema.validate(job, RAY_JOB)
+    cluster = job["spec"]["rayClusterSpec"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        assert set(group) in ({"rayStartParams", "template"}, worker_keys)
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values())  # KubeRay takes texts
-        assert set(group["template"]) <= {"metadata", "spec"}
         check({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray"}, **group["template"]})
-    command = subprocess.run(["sh", "-n", "-c", spec["entrypoint"]], capture_output=True, text=True, check=False)
+
+
+def test_the_ray_job_of_the_cluster_page() -> None:
+    (job,) = documents(ray_job())
+    check_ray_job(job)
+    (pinned,) = re.findall(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert job["spec"]["rayClusterSpec"]["rayVersion"] == pinned
+    command = subprocess.run(["sh", "-n", "-c", job["spec"]["entrypoint"]], capture_output=True, text=True, check=False)
     assert command.returncode == 0, command.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("backoffLimit", "backofLimit"),  # no such field
+        ("minReplicas: 1", "minReplicas: '1'"),  # another type
+        ("        maxReplicas: 8\n", ""),  # a field that is needed
+        ('num-cpus: "0"', "num-cpus: 0"),  # KubeRay takes texts
+        ("claimName", "claim"),  # in a pod
+    ],
+)
+def test_the_schema_of_a_ray_job_rejects_mistakes(old: str, new: str) -> None:
+    assert old in ray_job()
+    (job,) = documents(ray_job().replace(old, new))
+    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
+        check_ray_job(job)
+
+
+@needs_kustomize
+def test_kustomize_renders_the_ray_job(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(ray_job())
+    (tmp_path / "kustomization.yaml").write_text("namespace: study\nresources: [job.yaml]\n")
+    (job,) = documents(rendered(tmp_path))
+    check_ray_job(job)
+    (written,) = documents(ray_job())
+    assert job == written | {"metadata": {"name": "fedtilt", "namespace": "study"}}  # the anchor &pod is resolved

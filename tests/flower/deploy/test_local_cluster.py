@@ -14,6 +14,7 @@ import pytest
 import fedtilt as ft
 from fedtilt.files import read_json, write_json
 from fedtilt.flower.deploy import processes, programs
+from fedtilt.flower.deploy.allowed_apps import ALLOWED_VARIABLE
 from fedtilt.flower.deploy.local_cluster import LocalCluster
 from fedtilt.flower.deploy.processes import Process
 from tests.helpers.locked_elsewhere import locked_elsewhere
@@ -25,6 +26,19 @@ def sleeping_process(cluster: LocalCluster, folder: str) -> Process:
     env = processes.environment(cluster.id, cluster.home)
     command = [Path(sys.executable).name, "-c", "import time; time.sleep(99)"]
     return processes.start(command, env, cluster.home / folder / "log.txt", cluster.home)
+
+
+def test_sites_share_the_cores_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty sites with a thread per core each spend their time waiting for each other; the user's own value stays."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    for sites, threads in ((2, "8"), (50, "1")):
+        assert LocalCluster(home=tmp_path, sites=sites)._environment(tmp_path)["OMP_NUM_THREADS"] == threads
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv(ALLOWED_VARIABLE, "/another/file")
+    env = LocalCluster(home=tmp_path)._environment(tmp_path)
+    assert env["OMP_NUM_THREADS"] == "3"
+    assert env[ALLOWED_VARIABLE] == str(tmp_path / "allowed_apps")
 
 
 @pytest.mark.parametrize("command", [LocalCluster.up, LocalCluster.down])

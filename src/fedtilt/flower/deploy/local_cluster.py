@@ -208,8 +208,9 @@ class LocalCluster:
 
     def _environment(self, folder: Path) -> dict[str, str]:
         """The environment of the processes of the SuperLink or of a site, which have this folder."""
+        threads = max(1, (os.cpu_count() or 1) // self.sites)  # the sites share the cores of this machine
         allowed = {ALLOWED_VARIABLE: str(folder / FILE_NAME)}
-        return processes.environment(self.id, folder / "flwr") | allowed
+        return {"OMP_NUM_THREADS": str(threads)} | processes.environment(self.id, folder / "flwr") | allowed
 
     def register_key(self, key: Path) -> None:
         """Register a SuperNode's key; the SuperLink remembers it from one `up` to the next."""

@@ -1,5 +1,6 @@
 """`fedtilt deploy new`: a small, complete Flower project for your data and model."""
 
+import json
 import re
 import tomllib
 from importlib import resources
@@ -67,6 +68,36 @@ def _copy(source: Traversable, target: Path, values: dict[str, str]) -> list[Pat
             write_bytes(path, text.encode())
             paths.append(path)
     return paths
+
+
+def leave_site(folder: Path, site: str) -> None:
+    """Write a site that leaves into `clients.leave_out` of a project's spec; the rest of the file stays as it is."""
+    from fedtilt.data.naming import client_number
+    from fedtilt.spec import load
+
+    check_project(folder)
+    path = folder / "spec.toml"
+    clients = load(path).clients
+    names = [str(number) for number in range(clients.count)]
+    name = names[client_number(site, names)]
+    without = [*clients.leave_out, name]
+    if name in clients.leave_out:
+        raise InputError(f"site {name} is not part of {folder}: leave_out has it")
+    if len(without) == clients.count:
+        raise InputError(f"without site {name}, {folder} has no site")
+    text, line = read_bytes(path).decode(), f"leave_out = {json.dumps(without)}"
+    pattern, new = r"(?m)^\[clients\].*$", rf"\g<0>\n{line}"
+    if clients.leave_out:
+        pattern, new = r"(?m)^leave_out\s*=\s*\[.*?\]", line
+    changed, expected = re.sub(pattern, new, text, count=1), tomllib.loads(text)
+    expected.setdefault("clients", {})["leave_out"] = without
+    try:
+        is_changed = tomllib.loads(changed) == expected
+    except tomllib.TOMLDecodeError:  # such as a list over several lines
+        is_changed = False
+    if not is_changed:
+        raise InputError(f"{path} has no [clients] with one line for leave_out; write {line} into that table yourself")
+    write_bytes(path, changed.encode())
 
 
 def default_run_config(folder: Path) -> dict[str, Any]:

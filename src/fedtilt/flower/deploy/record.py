@@ -76,7 +76,9 @@ def _purpose(task: ResolvedTask) -> Iterator[Row]:
     kind = "a number" if task.spec.task == "regression" else "a class"
     target = f", the column `{data.target}`," if data.target else ""
     yield "what is computed", f"a model ({task.spec.model.name}) that predicts {kind}{target} by {task.method.name}"
-    yield "how long", f"{train.rounds} rounds, in each of which {train.clients_per_round(sites)} of {sites} sites train"
+    left = ", ".join(task.spec.clients.leave_out)
+    rounds = f"{train.rounds} rounds, in each of which {train.clients_per_round(sites)} of {sites} sites train"
+    yield "how long", f"{rounds}, without those that have left: {left}" if left else rounds
     yield _ask("purpose, and its legal basis (articles 6 and 9)", "the controller")
     yield _ask("categories of people, and how many", "the site's data manager")
     columns = {"target": data.target, "groups": data.group, "weight": data.weight, "not used": data.drop}
