@@ -81,7 +81,7 @@ def test_headers_that_differ(tmp_path):
         table(tmp_path / "messy", target="ill", rename=rename | {"Altre": "age2"})
     with pytest.raises(InputError, match="has the column 'age' twice"):
         table(north.assign(Alter=1), target="ill", rename=rename)
-    with pytest.raises(InputError, match="rename = 'age' is not possible; give a table of old and new names"):
+    with pytest.raises(InputError, match="rename must be a table, got 'age'"):
         table(north, target="ill", rename="age")
     with pytest.raises(
         InputError, match="has no column 'Alter', 'krank', which .*, but 'age', 'ill'; .*'age' = 'Alter'"
