@@ -1,6 +1,6 @@
 """Every aggregation rule against every attack: accuracy of honest clients, next to the same run without attackers.
 
-python -m benchmarks.attacks                       # MNIST and digits, 20 % attack; bench-results/attacks.json
+python -m benchmarks.attacks                       # MNIST, 20 % attack; bench-results/attacks.json
 python -m benchmarks.attacks --quick               # digits, one attack, two rounds: seconds
 python -m benchmarks.page --record bench-results/attacks.json   # record the result and write docs/attacks.md
 
@@ -9,7 +9,7 @@ Every run is saved when it ends; the same command continues after an interruptio
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -36,13 +36,7 @@ TRAIN = {"rounds": 30, "participation": 1.0, "epochs": 1, "batch_size": 32, "lr"
 DIVISIONS: dict[str, dict[str, Any]] = {
     "iid": {"clients": 20, "partition": "iid", "max_train": 500},
     "dirichlet": {"clients": 20, "partition": "dirichlet", "alpha": 1.0, "max_train": 500},
-    "two classes": {
-        "data": "digits",
-        "clients": 15,
-        "classes_per_client": 2,
-        "train": {"epochs": 2, "batch_size": 10, "lr": 0.05},
-    },
-}  # of which "data" and "train" are in place of the others'
+}
 
 SCREEN = 3.0  # of the rules that are screened, as in a deployment
 NONE = "none"
@@ -89,15 +83,25 @@ def rules(screened: bool) -> list[ft.Method]:
     ]
 
 
-def measure_rules(data: str, train: Mapping[str, Any], case: Case) -> Case:
-    """The case with, by rule, accuracy over the clients that are honest under every attack and success of a backdoor.
+def measure_case(data: str, train: Mapping[str, Any], case: Case) -> Case:
+    """The case with what its rules reach."""
+    federation = ft.Federation.build(ft.data.load(data), seed=case["seed"], **DIVISIONS[case["division"]])
+    return case | {"rules": measure_rules(rules, federation, ATTACKS[case["attack"]], case["seed"], train)}
+
+
+def bad_clients(federation: ft.Federation, seed: int) -> list[int]:
+    """Who attacks, whatever the attack."""
+    return ft.Attack(kind="alie", share=SHARE).attackers(federation.client_names, seed)
+
+
+def measure_rules(
+    rules: Callable[[bool], list[ft.Method]], federation: ft.Federation, attack: ft.Attack | None, seed: int,
+    train: Mapping[str, Any],
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """By rule, the accuracy over the clients that are honest under every attack, and the success of a backdoor.
 
     The accuracy of a rule that diverges is None.
     """
-    seed, attack = case["seed"], ATTACKS[case["attack"]]
-    division = dict(DIVISIONS[case["division"]])
-    data, train = division.pop("data", data), {**train, **division.pop("train", {})}
-    federation = ft.Federation.build(ft.data.load(data), seed=seed, **division)
     model = partial(ft.models.mlp, hidden=HIDDEN)
     run = partial(ft.run, federation=federation, model=model, seed=seed, attack=attack, eval_every=train["rounds"])
     results: dict[str, Any] = {}
@@ -111,16 +115,14 @@ def measure_rules(data: str, train: Mapping[str, Any], case: Case) -> Case:
             except Diverged as error:
                 diverged += error.methods
                 methods = [m for m in methods if m.name not in diverged]
-    attackers = ft.Attack(kind="alie", share=SHARE).attackers(federation.client_names, seed)
-    honest = [n for n in range(federation.clients) if n not in attackers]
-    found = {name: {"accuracy": None} for name in diverged} | {
+    honest = [n for n in range(federation.clients) if n not in bad_clients(federation, seed)]
+    return {name: {"accuracy": None} for name in diverged} | {
         name: {
             "accuracy": round(compute_metrics(r.sums[honest], r.total[honest]).accuracy, 2),
             **({} if r.attack_success is None else {"success": round(r.attack_success, 2)}),
         }
         for name, r in results.items()
     }
-    return case | {"rules": found}
 
 
 def losses(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
@@ -169,18 +171,11 @@ def render(record: dict[str, Any] | None, screening: dict[str, Any] | None = Non
             rows.append([rule, f"{without:.1f}", *(_cell(by_rule[rule]) for by_rule in lost.values()), *of_backdoor])
         seeds = sorted({len(values) for by_rule in lost.values() for values in by_rule.values()})
         network = {"hidden units": ", ".join(map(str, record["hidden"]))}
-        own = {key: value for key, value in settings.items() if key not in ("data", "train")}
-        shown = {
-            **own,
-            **record["train"],
-            **settings.get("train", {}),
-            **network,
-            "seeds": " or ".join(map(str, seeds)),
-        }
+        shown = {**settings, **record["train"], **network, "seeds": " or ".join(map(str, seeds))}
         setting = ", ".join(f"{key} {value}" for key, value in shown.items())
         parts += [
             f"### {division}",
-            f"{settings.get('data', record['data'])}: {setting}.",
+            f"{record['data']}: {setting}.",
             markdown_table(rows).strip(),
             _summary(lost, success),
             "Measured with " + "; and with ".join(dict.fromkeys(case["measured"] for case in cases)) + ".",
@@ -234,7 +229,7 @@ def main() -> None:
         {"division": division, "seed": seed, "attack": attack}
         for seed, attack, division in product(range(seeds), [NONE, *attacks], divisions)
     ]
-    of_case = partial(measure_rules, data, train)
+    of_case = partial(measure_case, data, train)
     with result_file(options, "attacks") as path:
         for case in run_cases("attacks", cases, of_case, header, 1 if options.quick else options.jobs, path):
             accuracies = ", ".join(f"{name} {found['accuracy']}" for name, found in case["rules"].items())

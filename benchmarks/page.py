@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from string import Template
 
-from benchmarks import attacks, page_audit, page_speed, page_tuning
+from benchmarks import attacks, divisions, page_audit, page_speed, page_tuning
 from benchmarks.markdown import DOCS, RECORDS, Record
 from benchmarks.options import make_parser
 
@@ -19,7 +19,7 @@ TEMPLATE = Path(__file__).parent / "benchmarks.template.md"
 KINDS = (
     "rounds", "scale", "scale-cuda", "memory", "aggregation", "gpu", "gpu_recipes", "others", "others-accuracy",
     "others-cpu", "audit-digits", "audit-mnist", "audit-fashion-mnist", "audit-clients", "tuning", "tuning-cost-cpu",
-    "tuning-cost-cuda", "attacks", "screening",
+    "tuning-cost-cuda", "attacks", "divisions", "screening",
 )  # fmt: skip
 
 
@@ -47,6 +47,12 @@ def render_page(records: Mapping[str, Record]) -> str:
     return Template(TEMPLATE.read_text()).substitute(sections, version=" and ".join(versions) or "none")
 
 
+def render_attacks(records: Mapping[str, Record]) -> str:
+    """docs/attacks.md."""
+    page = attacks.render(records.get("attacks"), records.get("screening"))
+    return page.replace("{DIVISIONS}", divisions.render(records.get("divisions")))
+
+
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--record", nargs="+", type=Path, default=[], help="result files to add to the records")
@@ -57,7 +63,7 @@ def main() -> None:
     records = read_records()
     pages = {
         DOCS / "benchmarks.md": render_page(records),
-        DOCS / "attacks.md": attacks.render(records.get("attacks"), records.get("screening")),
+        DOCS / "attacks.md": render_attacks(records),
     }
     pages |= {RECORDS / name: svg for name, svg in page_speed.figures(records).items()}
     if not options.quick:  # with --quick, everything is rendered and nothing is written

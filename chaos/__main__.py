@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from chaos import bit_flips, caches, fuzz, io_faults, kills, suites
+from chaos import bit_flips, caches, fuzz, io_faults, kills, large_table, suites
 from chaos.report import Report, table
 
 PARTS: dict[str, Callable[[Path, float, int], Report]] = {
@@ -22,6 +22,7 @@ PARTS: dict[str, Callable[[Path, float, int], Report]] = {
     "access": suites.suite("intruders and malicious servers", suites.ACCESS, ("flwr",)),
     "cluster": suites.suite("killed workers and nodes", suites.CLUSTER, ("ray",)),
     "caches": caches.run,
+    "large-table": large_table.run,
     "fuzz": fuzz.run,
 }
 _SHOWN = 20  # failures of a part, and what it skips

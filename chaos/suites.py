@@ -14,7 +14,11 @@ POISONS = ("tests/attacks/test_screening.py",)
 SITES = ("tests/flower/test_damage.py", "tests/flower/test_site_files.py")
 PORT = ("tests/flower/deploy/test_proxy.py",)
 CLUSTER = ("tests/executors/test_ray_executor.py",)
-ACCESS = ("tests/flower/deploy/test_guarded.py", "tests/flower/test_malicious_server.py")
+ACCESS = (
+    "tests/flower/deploy/test_guarded.py",
+    "tests/flower/deploy/test_replays.py",
+    "tests/flower/test_malicious_server.py",
+)
 
 
 def suite(part: str, files: tuple[str, ...], needs: tuple[str, ...] = ()) -> Callable[[Path, float, int], Report]:

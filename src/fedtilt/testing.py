@@ -23,7 +23,7 @@ from fedtilt.engine.state import client_state_like, initial_server, messages_of
 from fedtilt.errors import InputError
 from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.methods import Method, ditto, fedavg
-from fedtilt.methods.aggregators import FLTrust
+from fedtilt.methods.aggregators import Rooted
 from fedtilt.methods.component import COMPONENTS
 from fedtilt.models import mlp
 from fedtilt.parts import Tensors
@@ -171,7 +171,7 @@ def _check_lies(method: Method) -> None:
     trusting = [p.kind for p in (method.correction, method.training) if p is not None and p.messages == "trusted"]
     lies = {name: t if name.partition(".")[0] in trusting else 1e6 * t + 1e6 for name, t in updates[0].tensors.items()}
     declared = dict.fromkeys(updates[0].declared, 1e30)
-    if (not lies and not declared) or isinstance(method.aggregator, FLTrust):  # which needs a root set
+    if (not lies and not declared) or isinstance(method.aggregator, Rooted):  # which needs a root set
         return
     settings = dataclasses.replace(prepared.settings, screen=3.0)
     lying = {**updates, 0: updates[0]._replace(tensors=lies, declared=declared)}

@@ -18,7 +18,7 @@ from fedtilt.engine.server import RoundRule
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.methods import COMPONENTS, PRESETS, ServerRound
-from fedtilt.methods.aggregators import Bulyan, FLTrust, Krum, TrimmedMean
+from fedtilt.methods.aggregators import Bulyan, FLTrust, Krum, RootSelected, TrimmedMean
 from fedtilt.methods.before import NNM
 
 MODEL = functools.partial(ft.models.mlp, hidden=(8,))
@@ -173,6 +173,7 @@ def test_robust_rules_withstand_what_breaks_the_mean() -> None:
     methods = [
         ft.fedavg(),
         *[ft.fedavg(name=name, aggregator=name) for name in ("median", "geometric_median", "fltrust")],
+        ft.fedavg(name="root_selected", aggregator=RootSelected(bad_share=0.2)),
         ft.fedavg(name="nnm", aggregator=TrimmedMean(0.2), before=[NNM(0.2)]),
     ]
     attack = ft.Attack(kind="same_value", share=0.2)

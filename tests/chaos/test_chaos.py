@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos import bit_flips, caches, fuzz, io_faults
+from chaos import bit_flips, caches, fuzz, io_faults, large_table
 from chaos.__main__ import main
 from chaos.child import Outcome, run_in_child
 from chaos.report import Report, table
@@ -44,6 +44,16 @@ def test_damaged_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     report = caches.run(tmp_path, 0.02, 1)
     assert report.failures == []
     assert report.figures["damages"] >= 60
+
+
+def test_a_large_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small one, whose rows are all there; if the program may need no memory itself, reading it takes too much."""
+    monkeypatch.setattr(large_table, "PROGRAM", 0)
+    report = large_table.run(tmp_path, 0.01, 1, ["data show"])
+    assert report.figures["rows"] > 5000
+    assert large_table.TIMES < report.figures["MiB of memory for data show"] < 700
+    (failure,) = report.failures
+    assert "MiB of memory for 1 MiB of CSV, above" in failure
 
 
 def test_fuzz(tmp_path: Path) -> None:

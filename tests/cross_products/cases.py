@@ -77,6 +77,7 @@ METHODS: dict[str, ft.Method] = {
     "norm_clipped": rule(aggregators.NormClipped()),
     "centered_clipping": rule(aggregators.CenteredClipping()),
     "fltrust": rule(aggregators.FLTrust(20)),
+    "root_selected": rule(aggregators.RootSelected(20, 0.2)),
     "nnm, median": rule(aggregators.Median(), NNM(0.2)),
     "clipping, trimmed_mean": rule(aggregators.TrimmedMean(0.2), Clip()),
     "client momentum": ft.fedavg(client_momentum=0.5, name="m"),

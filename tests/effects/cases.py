@@ -245,6 +245,8 @@ COMPONENT_CASES: dict[str, ComponentCase] = {  # component.rule.setting
     "aggregator.norm_clipped.radius": ComponentCase(0.01),
     "aggregator.centered_clipping.radius": ComponentCase(0.01),
     "aggregator.fltrust.root_samples": ComponentCase(20),
+    "aggregator.root_selected.root_samples": ComponentCase(20, {"bad_share": 0.2}),
+    "aggregator.root_selected.bad_share": ComponentCase(0.4, {"bad_share": 0.2}),
     "aggregator.q_ffl.exponent": ComponentCase(2.0),
     "aggregator.fedmgda.bound": ComponentCase(0.5),
     "aggregator.fedmgda.length": ComponentCase(2.0),

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from fedtilt.data.groups import CLASS
-from fedtilt.evaluation.comparison import compare
+from fedtilt.evaluation.comparison import _sign_test, compare
 from fedtilt.evaluation.groups import Grouping
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 
@@ -90,3 +90,13 @@ def test_the_spread_of_true_differences_is_that_of_the_first_seed() -> None:
     equal = compare([(ours, ours)]).spread
     assert equal is not None
     assert (equal.observed, equal.moments, equal.low) == (0, 0, 0)
+
+
+def test_a_sign_test_of_a_large_client_takes_no_longer() -> None:
+    for wins, losses in ((0, 0), (0, 1), (3, 9), (7, 7), (40, 61)):
+        exact = min(
+            1.0, 2 * sum(math.comb(wins + losses, k) for k in range(min(wins, losses) + 1)) / 2 ** (wins + losses)
+        )
+        assert _sign_test(wins, losses) == pytest.approx(exact, rel=1e-12)
+    for wins, losses in ((150_000, 149_000), (1_000_000, 1_010_000)):
+        assert _sign_test(wins, losses) == pytest.approx(stats.binomtest(wins, wins + losses).pvalue, rel=1e-9)

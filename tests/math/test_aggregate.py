@@ -26,6 +26,7 @@ AGGREGATORS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "geometric_median": (aggregate.geometric_median, 0.4),
     "centered_clipping": (aggregate.centered_clipping, 0.4),
     "fltrust": (lambda m: aggregate.fltrust(m, aggregate.median(m), root=aggregate.trimmed_mean(m, 0.3)), 0.3),
+    "root_selected": (lambda m: aggregate.root_selected(m, aggregate.median(m), aggregate.krum(m, 0.3), 0.3), 0.3),
     "norm_clipped": (aggregate.norm_clipped, 0.4),
     "tilted q=0": (aggregate.tilted, 0.0),
     "tilted q=1e-5": (lambda m: aggregate.tilted(m, 1e-5), 0.0),

@@ -67,6 +67,37 @@ def test_fltrust_by_hand() -> None:
     close(aggregate.fltrust(torch.stack([start, up]), start, root), root)  # a client that sends the model back
 
 
+def test_root_selected_by_hand() -> None:
+    start, root = torch.tensor([1.0, 1.0]), torch.tensor([1.0, 3.0])  # the server's own update: length 2, upwards
+    right, left, up, down = (
+        start + torch.tensor(step) for step in ([4.0, 3.0], [-4.0, 3.0], [0.0, 5.0], [30.0, -40.0])
+    )
+    close = torch.testing.assert_close
+    models = torch.stack([right, left, up, down])  # left and right point elsewhere, and their sum upwards
+    expected = start + (torch.tensor([0.0, 3.0 + 3.0 + 5.0]) + torch.tensor([0.0, 5.0])) / 4
+    close(aggregate.root_selected(models, start, root, 0.25), expected)  # without down, with the root in its place
+    clipped = (
+        start + torch.tensor([3.0, 3.0 + 3.0 + 5.0 - 4.0]) / 4
+    )  # nobody left out: down counts as long as the others
+    close(aggregate.root_selected(models, start, root, 0.0), clipped)
+    close(aggregate.root_selected(models, start, start, 0.25), start)  # the server learned nothing
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_root_selected_against_a_loop_over_updates(seed: int) -> None:
+    models, start, root = random_models(seed, 9), random_models(seed + 50, 1)[0], random_models(seed + 100, 1)[0]
+    updates, own = models - start, root - start
+    lengths = updates.norm(dim=1)
+    median = lengths.median()
+    updates = updates * (median / lengths).clamp(max=1)[:, None]
+    kept = list(range(9))
+    for _ in range(3):
+        rest = {n: sum(updates[k] for k in kept if k != n) for n in kept}
+        kept.remove(max(kept, key=lambda n: torch.cosine_similarity(rest[n], own, dim=0).item()))
+    expected = start + (updates[kept].sum(0) + 3 * own * median / own.norm()) / 9
+    torch.testing.assert_close(aggregate.root_selected(models, start, root, 1 / 3), expected)
+
+
 def test_steps_before_a_rule_by_hand() -> None:
     assert column(aggregate.clipping(FIVE, torch.zeros(1), 1.5)) == [0.0, 1.0, 1.5, 1.5, 1.5]
     assert column(aggregate.clipping(FIVE, torch.zeros(1))) == [0.0, 1.0, 2.0, 2.0, 2.0]

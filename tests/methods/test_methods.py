@@ -156,12 +156,15 @@ def test_a_rate_of_the_run_that_no_method_takes_is_refused(methods: list[Method]
     check_rates_used([*methods, ditto(name="another")], given)
 
 
-@pytest.mark.parametrize("aggregator", ["trimmed_mean", "multi_krum"])
-def test_a_rule_that_leaves_out_nobody_is_refused(aggregator: str) -> None:
+@pytest.mark.parametrize(
+    ("aggregator", "same"),
+    [("trimmed_mean", "the plain mean"), ("multi_krum", "the plain mean"), ("root_selected", "norm_clipped")],
+)
+def test_a_rule_that_leaves_out_nobody_is_refused(aggregator: str, same: str) -> None:
     method = fedavg(aggregator={"rule": aggregator, "bad_share": 0.2})
     check_bad_share([method, fedavg(name="krum", aggregator="krum")], 5)  # one of five
     with pytest.raises(InputError, match=r"bad_share = 0.2 .* no client of the 4 .* use bad_share ≥ 0.25"):
         check_bad_share([method], 4)
     federation = Federation.build(load("digits"), clients=4, partition="iid")
-    with pytest.raises(InputError, match=f"{aggregator} would be the plain mean"):
+    with pytest.raises(InputError, match=f"{aggregator} would be {same}"):
         run([method], federation, mlp, rounds=1, participation=1.0)

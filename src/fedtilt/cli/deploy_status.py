@@ -5,6 +5,7 @@ The status of a run is read from its files alone, without PyTorch, while the ser
 
 import contextlib
 import json
+import secrets
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -153,12 +154,16 @@ def _print_processes(cluster: LocalCluster) -> bool:
 
 
 class StatusServer(ThreadingHTTPServer):
-    """Serves a page about the runs in a folder on a free port of 127.0.0.1; it loads itself again."""
+    """Serves a page about the runs in a folder on a free port of 127.0.0.1; it loads itself again.
+
+    Its address has a secret: other users of the machine reach the port.
+    """
 
     def __init__(self, title: str, runs: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.title, self.runs = title, runs
-        self.url = f"http://127.0.0.1:{self.server_port}/"
+        self.path = f"/{secrets.token_urlsafe(16)}"
+        self.url = f"http://127.0.0.1:{self.server_port}{self.path}"
 
     def page(self) -> str:
         """The page as it is now."""
@@ -176,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Send the page, to a browser that asks for this address by its number."""
         is_own = self.headers.get("Host") == f"127.0.0.1:{self.server.server_port}"  # no other site's name for it
-        if not is_own or self.path != "/":
+        if not is_own or not secrets.compare_digest(self.path.encode(), self.server.path.encode()):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         body = self.server.page().encode()

@@ -22,7 +22,7 @@ from fedtilt.executors.ray_executor import RayExecutor
 from fedtilt.executors.sharded_models import uses_shards
 from fedtilt.math.client_models import column_blocks
 from fedtilt.methods import Method, check_bad_share, check_levels, check_steps_used
-from fedtilt.methods.aggregators import FLTrust
+from fedtilt.methods.aggregators import Rooted
 from fedtilt.models import ModelSource, build_without_storage, recipe, trained_parameters
 from fedtilt.parts import Parts
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
@@ -141,10 +141,10 @@ def example_jobs(
 
 
 def _check_root_samples(methods: Iterable[Method], federation: Federation) -> None:
-    """Raise InputError if the root set of FLTrust has more samples than there are."""
+    """Raise InputError if a root set has more samples than there are."""
     samples = int(federation.train_sizes().sum())
     for m in methods:
-        if isinstance(m.aggregator, FLTrust) and m.aggregator.root_samples > samples:
+        if isinstance(m.aggregator, Rooted) and m.aggregator.root_samples > samples:
             raise InputError(
                 f"root_samples = {m.aggregator.root_samples} of method {m.name!r} is more than the {samples} training "
                 "samples of all clients; lower it"

@@ -98,5 +98,6 @@ def _mean_over_clients(differences: list[float], variances: list[float], confide
 
 def _sign_test(wins: int, losses: int) -> float:
     """The two-sided p value of `wins` heads among wins + losses throws of a fair coin."""
-    count, fewer = wins + losses, min(wins, losses)
-    return min(1.0, 2 * sum(math.comb(count, k) for k in range(fewer + 1)) / 2**count)
+    from scipy.special import bdtr  # the sum of binomial coefficients takes minutes for 30,000 samples
+
+    return min(1.0, 2 * float(bdtr(min(wins, losses), wins + losses, 0.5))) if wins + losses else 1.0

@@ -24,7 +24,7 @@ from fedtilt.flower.message_fields import RejectedReply, check_success, read_arr
 from fedtilt.flower.messages import read_declared
 from fedtilt.flower.task import SCREEN
 from fedtilt.methods import Method, check_bad_share
-from fedtilt.methods.aggregators import FLTrust, QFfl
+from fedtilt.methods.aggregators import QFfl, Rooted
 from fedtilt.methods.component import is_built_in
 from fedtilt.parts import Parts, Tensors, named_pieces
 from fedtilt.toml_text import format_toml
@@ -65,8 +65,8 @@ class FedTiltStrategy(FedAvg):
         takes_weights = all(part.takes_weights for part in (rule, *method.before))
         self.method = replace(method, weighting=weighting or ("samples" if takes_weights else "equal"))
         self.settings = TrainSettings(screen=screen, seed=seed)
-        if isinstance(rule, FLTrust):
-            raise InputError("aggregator 'fltrust' needs training data on the server; use another aggregator")
+        if isinstance(rule, Rooted):
+            raise InputError(f"aggregator {rule.label!r} needs training data on the server; use another aggregator")
         if self.method.weighting.init(2):
             raise InputError(
                 f"weighting {self.method.weighting.label!r} needs to know all clients before the first round; use a "

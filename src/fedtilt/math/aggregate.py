@@ -37,6 +37,7 @@ from fedtilt.math.robust import (
     median,
     multi_krum,
     norm_clipped,
+    root_selected,
     trimmed_mean,
 )
 from fedtilt.math.tilt import nested_tilt_grad
@@ -57,6 +58,7 @@ __all__ = [
     "nearest_neighbor_mixing",
     "norm_clipped",
     "q_ffl",
+    "root_selected",
     "solvable",
     "tilted",
     "trimmed_mean",

@@ -256,6 +256,48 @@ def fltrust(models: Tensor, start: Tensor, root: Tensor) -> Tensor:
     return _add_scaled(models, start, trust / trust.sum() * own_length / safe_length)
 
 
+def root_selected(models: Tensor, start: Tensor, root: Tensor, bad_share: float = 0.1) -> Tensor:
+    """The mean of the updates that together agree best with the server's own, which replaces those left out.
+
+    Updates are clipped to their median length. Of C clients f, the share `bad_share`, are left out one after the other:
+    each time the one without which the sum of the others has the largest cosine with g_0 = root − start. The result is
+    start + (the sum of the others + f · g_0, scaled to the median length) / C. A sum is compared, not every update by
+    itself as in `fltrust`: clients with other classes point elsewhere, and their sum does not. Without an own update,
+    the result is `start`.
+
+    Args:
+        models: the clients' parameters, (C, P)
+        start: the model that the clients received, (P,)
+        root: the model that the server trained from it on its own clean samples, the root set, (P,)
+        bad_share: the share of the clients that is left out
+    """
+    client_weights(models, None)
+    check_share(bad_share, "bad_share")
+    for given in (start, root):
+        check_start(given, models)
+    own_length = float(distances_to(root[None], get_distance("l2"), start))
+    if own_length == 0:
+        return start.clone()
+    count, factors = len(models), clip_factors(models, start, None)
+    matrix = torch.zeros(count, count, dtype=torch.float64, device=models.device)
+    inner = torch.zeros(count, dtype=torch.float64, device=models.device)
+    for columns in column_chunks(models):
+        origin = start[columns].double()
+        steps = factors[:, None] * (models[:, columns].double() - origin)
+        matrix += steps @ steps.T
+        inner += steps @ (root[columns].double() - origin)
+    kept = torch.ones_like(inner)
+    bad = bad_count(bad_share, count)
+    for _ in range(bad):
+        with_sum = matrix @ kept
+        sq_length = kept @ with_sum - 2 * with_sum + matrix.diagonal()  # of the sum without each client
+        cosines = (kept @ inner - inner) / sq_length.clamp_min(torch.finfo(torch.float64).tiny).sqrt()
+        kept[cosines.where(kept > 0, -math.inf).argmax()] = 0
+    length = float(distances_to(models, get_distance("l2"), start).median())
+    out = _add_scaled(models, start, factors * kept / count)
+    return out + (root - start) * (bad / count * length / own_length)
+
+
 def _add_scaled(models: Tensor, origin: Tensor, scale: Tensor) -> Tensor:
     """The point origin + Σ scale_n · (w_n − origin)."""
     out = origin.clone()

@@ -261,24 +261,42 @@ class CenteredClipping(Clipped):
 
 
 @dataclass(frozen=True)
-class FLTrust(Aggregator):
+class Rooted(Aggregator):
+    """A rule that compares updates with that of a clean root set on the server."""
+
+    is_robust: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = False
+    root_samples: int = setting(100, "clean samples on the server, which trains on them in every round", ge=1)
+
+    def combine_messages(self, messages: Tensor, round: ServerRound) -> Tensor:
+        """Their geometric median: the root set gives no message to compare with."""
+        return robust.geometric_median(messages)
+
+
+@dataclass(frozen=True)
+class FLTrust(Rooted):
     """The updates weighted by their agreement with that of a clean root set on the server.
 
     Cao et al., FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping, NDSS 2021, arXiv 2012.13995.
     """
 
     rule: ClassVar[str] = "fltrust"
-    is_robust: ClassVar[bool] = True
-    by_coordinate: ClassVar[bool] = False
-    root_samples: int = setting(100, "clean samples on the server, which trains on them in every round", ge=1)
 
     def _combine(self, models: Any, round: ServerRound) -> Tensor:
         assert round.root is not None
         return robust.fltrust(models, round.received, round.root)
 
-    def combine_messages(self, messages: Tensor, round: ServerRound) -> Tensor:
-        """Their geometric median: the root set gives no message to compare with."""
-        return robust.geometric_median(messages)
+
+@dataclass(frozen=True)
+class RootSelected(Rooted):
+    """The updates whose sum agrees best with that of a clean root set on the server, which replaces the others."""
+
+    rule: ClassVar[str] = "root_selected"
+    bad_share: float = setting(0.1, "share of bad clients that it tolerates", ge=0, lt=0.5)
+
+    def _combine(self, models: Any, round: ServerRound) -> Tensor:
+        assert round.root is not None
+        return robust.root_selected(models, round.received, round.root, round.bad_count(self.bad_share) / len(models))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from fedtilt.data.groups import CLASS
 from fedtilt.data.targets import ALL
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.math.robust import bad_count
-from fedtilt.methods.aggregators import MultiKrum, TrimmedMean
+from fedtilt.methods.aggregators import MultiKrum, RootSelected, TrimmedMean
 from fedtilt.methods.before import NNM, Bucketing
 from fedtilt.methods.component import ServerRound
 from fedtilt.methods.method import Method
@@ -105,9 +105,9 @@ def check_bad_share(methods: Iterable[Method], clients: int) -> None:
     for m in methods:
         for part in tolerant_parts(m):
             bad = bad_count(part.bad_share, clients)
-            if bad == 0 and isinstance(part, TrimmedMean | MultiKrum | NNM):
+            if bad == 0 and isinstance(part, TrimmedMean | MultiKrum | RootSelected | NNM):
                 remedy = f"bad_share ≥ {1 / clients:.2g}" if clients > 2 else "another aggregator"
-                same = "plain means" if isinstance(part, NNM) else "the plain mean"
+                same = {NNM: "plain means", RootSelected: "norm_clipped"}.get(type(part), "the plain mean")
                 raise InputError(
                     f"bad_share = {part.bad_share:g} of method {m.name!r} is no client of the {clients} in a round, so "
                     f"{part.label} would be {same}; use {remedy}"

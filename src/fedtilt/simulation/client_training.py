@@ -17,7 +17,7 @@ from fedtilt.engine.prepare import PreparedRun
 from fedtilt.engine.server import RoundRule
 from fedtilt.executors.in_process import BatchSettings, Executor
 from fedtilt.methods import ServerRound
-from fedtilt.methods.aggregators import FLTrust
+from fedtilt.methods.aggregators import Rooted
 from fedtilt.parts import Tensors
 from fedtilt.training import BACKENDS, LocalJob, Trained, distinct_jobs
 
@@ -139,11 +139,11 @@ def _root_set(federation: Federation, samples: int, seed: int, device: torch.dev
 
 
 def train_on_root_sets(prepared: PreparedRun, server: Mapping[str, Tensors], round: int) -> dict[str, Tensor]:
-    """For every method with FLTrust, the shared parameters after a client's round on the root set."""
+    """For every method with a root set, the shared parameters after a client's round on the root set."""
     trained = {}
     settings, federation, device = prepared.settings, prepared.federation, prepared.device
     for m in prepared.methods:
-        if not isinstance(m.aggregator, FLTrust):
+        if not isinstance(m.aggregator, Rooted):
             continue
         jobs = plan(
             m, server[m.name], {}, parts=prepared.parts, settings=settings, round=round, group=federation.group

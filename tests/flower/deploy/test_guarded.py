@@ -1,7 +1,5 @@
 """Who may run code on the server and on a site: nobody without the owner's token, and no app that was not allowed."""
 
-import base64
-import datetime
 import hashlib
 import importlib
 import inspect
@@ -17,37 +15,30 @@ from typing import Any
 import flwr
 import httpx
 import pytest
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message, RecordDict
 from flwr.cli import constant as cli_constant
 from flwr.clientapp.client_app import LoadClientAppError
-from flwr.common.constant import TIMESTAMP_HEADER, ErrorCode
+from flwr.common.constant import ErrorCode
 from flwr.proto.control_pb2 import GetAuthTokensRequest, GetLoginDetailsRequest, RefreshAuthTokensRequest
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.date import now
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.run import Run
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 from flwr.supercore.superexec.plugin import AutoExecPlugin
-from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate import NodeStateFactory
 
 import fedtilt as ft
 from fedtilt.flower.deploy import guarded, programs
 from fedtilt.flower.deploy.allowed_apps import ALLOWED_VARIABLE, allow, app_digest, bundle, check_allowed
-from fedtilt.flower.deploy.credentials import make_site_key
 from fedtilt.flower.deploy.local_cluster import LocalCluster
 from fedtilt.flower.flwr_internals import FLWR_VERSION
 from tests.helpers.intruder import submit_as_another_user, write_intruder
 from tests.helpers.network import wait_until
 
 client = importlib.import_module("flwr.supernode.start_client_internal")
+node_auth = importlib.import_module("flwr.superlink.routers.fleet.node_auth")
 runtime = importlib.import_module("flwr.supernode.runtime.run_clientapp")
 superlink = importlib.import_module("flwr.superlink.cli.flower_superlink")
 serverapp = importlib.import_module("flwr.superlink.runtime.run_serverapp")
@@ -58,6 +49,7 @@ serverapp = importlib.import_module("flwr.superlink.runtime.run_serverapp")
     [
         (superlink.load_control_authn_plugin, "df92c676072e868a"),  # no authentication without Flower's own service
         (superlink._parse_superlink_lifespan_config, "ef9b8a405905038e"),
+        (node_auth.authenticate_node, "f8e66372d61b3653"),  # signatures of the time alone, taken for five minutes
         (client._pull_and_store_message, "eaf5d0e36dc34e4c"),  # verifies a bundle if it has signatures of Flower's hub
         (SubprocessExecutor.launch, "83abf3dbe02281fd"),  # puts the token among the arguments
         (AutoExecPlugin, "557f1a1c31898ee3"),  # takes tasks of every kind
@@ -153,57 +145,6 @@ def test_a_superlink_with_an_empty_token_does_not_start(tmp_path: Path, monkeypa
     monkeypatch.setenv(programs.TOKEN_VARIABLE, str(tmp_path / "control.token"))
     with pytest.raises(ft.InputError, match="has no token"):
         guarded.PROGRAMS["superlink"]()
-
-
-class Signed:
-    """Signs requests with a site's key, as at another time, or with the public key of another site."""
-
-    def __init__(self, key: Path, seconds: float = 0.0, claimed: Path | None = None) -> None:
-        self._private = load_ssh_private_key(key.read_bytes(), None)
-        claimed_key = load_ssh_private_key((claimed or key).read_bytes(), None)
-        self.public = public_key_to_bytes(claimed_key.public_key())
-        self._seconds = seconds
-
-    def intercept(self, context: Any, call_next: Any) -> httpx.Response:
-        timestamp = (now() + datetime.timedelta(seconds=self._seconds)).isoformat()
-        signature = sign_message(self._private, timestamp.encode())
-        context.request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER] = base64.b64encode(self.public).decode()
-        context.request.headers[TIMESTAMP_HEADER] = timestamp
-        context.request.headers[FLEET_HTTP_SIGNATURE_HEADER] = base64.b64encode(signature).decode()
-        return call_next(context)
-
-
-def test_replayed_and_borrowed_signatures_are_refused(cluster: LocalCluster, tmp_path: Path) -> None:
-    """A request is signed with the key of its site and the time: an old one is refused, and so is another site's."""
-    own, other, unknown = (tmp_path / name for name in ("own", "other", "unknown"))
-    for key in (own, other, unknown):
-        make_site_key(key)
-    for key in (own, other):
-        cluster.register_key(key)
-
-    def connect(signed: Signed, node: int = 0) -> int:
-        address, ca = f"127.0.0.1:{cluster.port}", (cluster.home / "certificates/ca.crt").read_bytes()
-        with FleetHttpClient.from_server_address(address, False, ca, [signed]) as http:
-            if not node:
-                node = http.ActivateNode(ActivateNodeRequest(public_key=signed.public, heartbeat_interval=30)).node_id
-            http.PullMessages(PullMessagesRequest(node=Node(node_id=node)))
-            return node
-
-    node = connect(Signed(own))
-    assert node > 0
-    refused = {
-        "replayed ten minutes later": (Signed(own, seconds=-600), node),
-        "a signature of the future": (Signed(own, seconds=600), node),
-        "the messages of another site": (Signed(other), node),
-        "another site's public key": (Signed(other, claimed=own), node),
-        "a key that is not registered": (Signed(unknown), 0),
-        "a key that is not registered, for a site": (Signed(unknown), node),
-    }
-    for name, (signed, of_node) in refused.items():
-        with pytest.raises(httpx.HTTPStatusError) as error:
-            connect(signed, of_node)
-        assert error.value.response.status_code == (401 if of_node else 412), name
-    assert connect(Signed(own), node) == node
 
 
 # -- apps that a site's operator has not allowed -----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import threading
 import tomllib
@@ -15,7 +16,7 @@ import fedtilt as ft
 from fedtilt.files import read_json, write_json
 from fedtilt.flower.deploy import processes, programs
 from fedtilt.flower.deploy.allowed_apps import ALLOWED_VARIABLE
-from fedtilt.flower.deploy.local_cluster import LocalCluster
+from fedtilt.flower.deploy.local_cluster import LocalCluster, cluster_home
 from fedtilt.flower.deploy.processes import Process
 from tests.helpers.locked_elsewhere import locked_elsewhere
 from tests.helpers.network import write_app
@@ -164,3 +165,34 @@ def test_a_restarted_cluster_has_live_sites_and_a_killed_superlink_is_named(tmp_
     finally:
         cluster.down()
     assert cluster.running() == []
+
+
+@pytest.mark.slow
+def test_the_template_trains_where_nothing_of_the_project_has_run_before(tmp_path: Path) -> None:
+    """Empty HOME, temporary folder and caches; every command is a process of its own, as a user types them."""
+    folders = {
+        name: tmp_path / name for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
+    }
+    for folder in folders.values():
+        folder.mkdir()
+    prefixes = ("FLWR", "FEDTILT", "TORCH", "TRITON", "RAY", "HF", "XDG")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+    env |= {name: str(folder) for name, folder in folders.items()}
+    project, out = tmp_path / "project", tmp_path / "run"
+
+    def fedtilt(*arguments: str) -> str:
+        command = [sys.executable, "-m", "fedtilt", "deploy", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    fedtilt("new", str(project))
+    try:
+        assert "3 sites are connected" in fedtilt("up", str(project), "--allow-root")
+        fedtilt("run", str(project), "--set", "train.rounds=1", "--out", str(out))
+    finally:
+        fedtilt("down", str(project))
+    assert read_json(out / "seed-0/participation.json")["rounds"]["1"]["accepted"] == [0, 1, 2]
+    assert (out / "results.json").exists()
+    assert LocalCluster.load(cluster_home(project)).running() == []
+    assert list(folders["TMPDIR"].iterdir()) == []

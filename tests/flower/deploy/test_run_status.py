@@ -107,8 +107,10 @@ def test_the_page_shows_the_status_of_the_runs(run: Path) -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with urllib.request.urlopen(server.url) as reply:
             page = reply.read().decode()
-        for path, host in (("spec.toml", f"127.0.0.1:{server.server_port}"), ("", "elsewhere.example")):
-            request = urllib.request.Request(server.url + path, headers={"Host": host})
+        own = f"127.0.0.1:{server.server_port}"
+        without_secret, below = f"http://{own}/", f"{server.url}/spec.toml"  # other users of the machine reach the port
+        for url, host in ((without_secret, own), (below, own), (server.url, "elsewhere.example")):
+            request = urllib.request.Request(url, headers={"Host": host})
             with pytest.raises(urllib.error.HTTPError, match="404") as error:
                 urllib.request.urlopen(request)
             error.value.close()

@@ -2,7 +2,9 @@
 
     python -P -m fedtilt.flower.deploy.guarded PROGRAM ARGUMENT...
 
-superlink        whoever submits a run, registers a key or lists the sites shows the token of the owner
+superlink        whoever submits a run, registers a key or lists the sites shows the token of the owner. A site signs
+                 the time of a request and nothing else of it, and Flower takes a signature for five minutes, as often
+                 as it comes: here it is taken once
 supernode        a bundle whose digest the site's operator has not allowed is refused before it is opened
 server-executor  takes the tasks of ServerApps only, site-executor those of ClientApps. Both pass a task's token in the
 site-executor    environment of its process: its arguments would show it to every user of the machine. Neither has more
@@ -21,8 +23,10 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import zipfile
+from base64 import b64decode
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,10 +36,18 @@ from typing import Any
 
 from flwr.app import Error
 from flwr.cli.install import install_from_fab
-from flwr.common.constant import ACCESS_TOKEN_KEY, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, ErrorCode
+from flwr.common.constant import (
+    ACCESS_TOKEN_KEY,
+    NOOP_ACCOUNT_NAME,
+    NOOP_FLWR_AID,
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
+    ErrorCode,
+)
 from flwr.supercore import log
 from flwr.supercore.auth.typing import AccountInfo
-from flwr.supercore.constant import TaskType
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, TaskType
 from flwr.supercore.fab import Fab
 from flwr.superlink.auth_plugin import ControlAuthnPlugin
 
@@ -45,6 +57,7 @@ from fedtilt.flower.deploy import programs
 from fedtilt.flower.deploy.allowed_apps import ALLOWED_VARIABLE, check_allowed
 
 _TASK_TOKEN = "FEDTILT_TASK_TOKEN"
+_SIGNATURE_SECONDS = TIMESTAMP_TOLERANCE + 2 * SYSTEM_TIME_TOLERANCE  # how long Flower takes one, at most
 _MAX_PROCESSES = 3  # of the tasks of an executor, at the same time
 Metadata = Sequence[tuple[str, str | bytes]]
 
@@ -81,12 +94,31 @@ class OwnerToken(ControlAuthnPlugin):
         return None, None
 
 
+def guard_fleet(node_auth: Any) -> None:
+    """Let Flower's SuperLink, the module `node_auth`, refuse a site's signature that it has taken before."""
+    authenticate, lock = node_auth.authenticate_node, threading.Lock()
+    taken: dict[tuple[bytes, str], float] = {}  # the key and the time that it signed → when it came; oldest first
+
+    def authenticate_once(request: Any) -> None:
+        authenticate(request)
+        signed = b64decode(request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER]), request.headers[TIMESTAMP_HEADER]
+        with lock:
+            while taken and next(iter(taken.values())) < time.monotonic() - _SIGNATURE_SECONDS:
+                del taken[next(iter(taken))]
+            if signed in taken:
+                raise node_auth.HTTPException(401, "This signature was used before")
+            taken[signed] = time.monotonic()
+
+    node_auth.authenticate_node = authenticate_once
+
+
 def _superlink() -> None:
     program = _module("superlink.cli.flower_superlink")
     token = read_bytes(_file_of(programs.TOKEN_VARIABLE)).strip()
     if len(token) < 32:
         raise InputError(f"{os.environ[programs.TOKEN_VARIABLE]} has no token; delete it, and start again")
     program.load_control_authn_plugin = partial(OwnerToken, token)
+    guard_fleet(_module("superlink.routers.fleet.node_auth"))
     program.flower_superlink()
 
 
