@@ -23,7 +23,7 @@ def number(value: object, what: str) -> float:
     Traceback (most recent call last):
     fedtilt.errors.InputError: q must be a number, got '3'
     """
-    scalar = _to_python(value)
+    scalar = to_python(value)
     if isinstance(scalar, Real) and not isinstance(scalar, bool):
         try:
             result = float(scalar)
@@ -56,7 +56,7 @@ def whole(value: object, what: str, least: int | None = None) -> int:
     Traceback (most recent call last):
     fedtilt.errors.InputError: rounds must be a whole number ≥ 1, got 0
     """
-    scalar = _to_python(value)
+    scalar = to_python(value)
     if isinstance(scalar, Integral) and not isinstance(scalar, bool) and (least is None or int(scalar) >= least):
         return int(scalar)
     raise InputError(f"{what} must be a whole number{'' if least is None else f' ≥ {least}'}, got {_format(value)}")
@@ -82,7 +82,8 @@ def check_used(
             words = " or ".join(repr(value) for value in allowed if value is not None)
             remedy = f"set {name(other)} = {words}" if words else f"{'leave' if allowed else 'set'} {name(other)}"
             remedy += " out" if allowed and not words else ""
-            raise NoEffect(f"{name(key)} = {values[key]!r} has no effect here; {remedy}, or leave it out", key=key)
+            value = list(values[key]) if isinstance(values[key], tuple) else values[key]  # as users write it
+            raise NoEffect(f"{name(key)} = {value!r} has no effect here; {remedy}, or leave it out", key=key)
 
 
 def is_plain_name(value: object) -> bool:
@@ -118,6 +119,6 @@ def _format(value: object) -> str:
     return text if len(text) <= 60 and "\n" not in text else f"something of type {type(value).__name__}"
 
 
-def _to_python(value: object) -> object:
+def to_python(value: object) -> object:
     """The item of a NumPy scalar or of an array or tensor without dimensions; everything else unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value

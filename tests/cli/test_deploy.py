@@ -181,9 +181,13 @@ def test_a_cluster_whose_superlink_was_killed_is_broken_not_up(tmp_path: Path) -
     assert deploy("status", tmp_path / "mine") == "down: no process is running\n"
 
 
-def test_without_flower_the_error_says_how_to_install_it(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['flwr'] = None; from fedtilt.cli.deploy import app; app(['new', 'mine'])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+def test_without_flower_the_help_lists_the_commands_and_their_error_says_how_to_install_it(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['flwr'] = None; from fedtilt.cli.deploy import app; app(sys.argv[1:])"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run([*command, "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Write a small Flower project" in done.stdout
+    done = subprocess.run([*command, "new", "mine"], cwd=tmp_path, capture_output=True, text=True)
     assert 'which is not installed; pip install "flwr<1.42,>=1.41"' in " ".join(done.stderr.split())
     assert not (tmp_path / "mine").exists()
 

@@ -161,6 +161,18 @@ def test_a_model_that_ends_in_softmax(last):
     assert texts == ({expected} if last else set())
 
 
+@pytest.mark.parametrize("last", [[nn.Sigmoid()], []])
+def test_a_model_that_ends_in_sigmoid(last):
+    x = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
+    fed = Federation.from_clients([(x, (x[:, 0] > 0).long())] * 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ft.run([ft.fedavg()], fed, nn.Sequential(nn.Linear(3, 1), *last), rounds=1, workers=0)
+    texts = {str(w.message) for w in caught if issubclass(w.category, InputWarning)}
+    expected = "the model ends in Sigmoid, but the loss takes logits, so training is slow; remove the last layer"
+    assert texts == ({expected} if last else set())
+
+
 @pytest.mark.parametrize(
     "build",
     [

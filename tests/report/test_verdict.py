@@ -14,11 +14,13 @@ from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.round_metrics import round_metrics
 from fedtilt.evaluation.threshold import Threshold
+from fedtilt.evaluation.true_spread import true_spread
 from fedtilt.report.compare import overview_metrics, rare_class
 from fedtilt.report.decision_metrics import decision_figures
 from fedtilt.report.figure import Style
 from fedtilt.report.figures import who_gains
 from fedtilt.report.run_reader import Run, SeedRun
+from fedtilt.report.summary import fairness_beyond_chance
 from fedtilt.report.verdict import model_cautions, thresholds, verdict
 
 CLIENTS, SAMPLES = 8, 40
@@ -91,8 +93,23 @@ def test_federation_helps_all_but_the_client_that_is_better_off_alone() -> None:
         "Federation helps: against every client alone, fedavg changes the accuracy by +13.8 points (95 % "
     )
     assert who == "No client has a better accuracy alone."
+    equal, who, *_ = verdict(
+        run_of({"fedavg": predicting([2] * 8)}, {"local": predicting([2, 2, 2, 2, 2, 2, 3, 1]), "majority": majority()})
+    )
+    assert "fedavg changes the accuracy by 0.0 points" in equal
+    assert who == "1 of 8 clients has a better accuracy alone, none beyond chance: ward 7."
     hurts, *_ = verdict(run_of({"fedavg": alone}, {"local": predicting([1, 0, 2, 1, 0, 1, 2, 0])}))
     assert hurts.startswith("Federation does not help here: ")
+
+
+def test_fairness_beyond_chance_has_one_estimate_and_its_interval() -> None:
+    """The table has the estimate; that of the interval, by likelihood, is another number."""
+    ours = predicting([1, 5, 9, 2, 12, 3, 8, 20])
+    spread = true_spread(*ours.counts())
+    text = fairness_beyond_chance(run_of({"fedavg": ours}, {}))
+    assert (
+        text == f"std over clients of the true accuracy; 95 % intervals: fedavg {spread.low:.1f} to {spread.high:.1f}"
+    )
 
 
 def test_the_figure_of_who_gains_has_the_intervals_of_the_clients() -> None:
@@ -111,7 +128,7 @@ def test_the_figure_of_who_gains_has_the_intervals_of_the_clients() -> None:
 def test_no_method_is_better_than_the_majority_and_pooled_rows_are() -> None:
     ours = {"fedavg": predicting([12] * CLIENTS), "ditto": predicting([12, 11, 13, 12, 12, 11, 13, 12])}
     constant, pooled = verdict(run_of(ours, {"majority": majority(), "pooled boosting": predicting([3] * CLIENTS)}))
-    assert "70.0 %, and no method is clearly better: against it, fedavg changes the accuracy by +0.0 points" in constant
+    assert "70.0 %, and no method is clearly better: against it, fedavg changes the accuracy by 0.0 points" in constant
     assert pooled.startswith(
         "With all rows in one place, gradient boosting has 92.5 % and is better: against it, fedavg"
     )

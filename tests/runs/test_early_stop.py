@@ -158,6 +158,13 @@ def test_a_callback_ends_the_run_with_a_result(federation: ft.Federation, tmp_pa
     resumed = ft.run(METHODS, federation, ft.models.logistic, out=tmp_path / "1", **(SETTINGS | more))
     assert equal(resumed, ft.run(METHODS, federation, ft.models.logistic, **(SETTINGS | more)))
 
+    class Numpy(ft.Callback):
+        def on_round(self, round: ft.Round, metrics: object) -> bool:
+            return np.float64(round.number) > 0  # a bool of NumPy's
+
+    result = ft.run(METHODS, federation, ft.models.logistic, callbacks=[Numpy()], **(SETTINGS | more))
+    assert result["ditto"].history[-1][0] == 1
+
     class Wrong(ft.Callback):
         def on_round(self, round: ft.Round, metrics: object) -> str:  # type: ignore[override]
             return "stop"

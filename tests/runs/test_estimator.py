@@ -57,6 +57,9 @@ def test_every_row_is_predicted_by_the_model_of_its_client(patients: tuple, tmp_
 
 def test_it_is_a_part_of_searches_and_takes_names_of_methods(patients: tuple) -> None:
     frame, y = patients
+    default = ft.FairClassifier(client="hospital", **FAST)
+    assert default.method == "fedtilt"
+    assert default._method() == ft.fedtilt(tau=2, lam=0, mu=1)
     search = GridSearchCV(ft.FairClassifier(client="hospital", **FAST), {"method": ["fedavg", ft.term(1.0)]}, cv=2)
     assert search.fit(frame, y).best_score_ > 0.7
 

@@ -115,7 +115,7 @@ def test_the_command_writes_card_and_onnx(run: tuple[Path, ft.Result], fedtilt, 
     assert torch.allclose(torch.from_numpy(found), expected, atol=1e-5)
     assert fedtilt(*export, "--to", "model.safetensors").code == 0  # the same model, with the same card
     again = fedtilt(*export, "--to", "model.safetensors")
-    assert again.err.strip() == "error: model.safetensors already exists; use --force to replace it"
+    assert again.err.strip() == "error: model.safetensors already exists; force=True (--force) replaces it"
     (tmp_path / "notes.md").write_text("my notes")
     notes = fedtilt(*export, "--to", "notes.safetensors")
     assert "notes.md is not the card of this model" in notes.err

@@ -127,6 +127,7 @@ def test_the_command_writes_names_probabilities_and_problems(folder: Path, fedti
         (("north.safetensors", "good.csv", "--threshold", "ill=3"), "must be CLASS=VALUE"),
         (("north.safetensors", "new.md"), "new.md has the suffix '.md'"),
         (("good.csv", "good.csv"), "is not a safetensors file"),
+        (("absent", "good.csv", "--method", "ditto"), "absent does not exist; check the path"),
     ],
 )
 def test_mistakes_are_one_line(folder: Path, fedtilt: Callable, arguments: tuple[str, ...], message: str) -> None:

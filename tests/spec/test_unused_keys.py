@@ -25,9 +25,9 @@ UNUSED = [
     (["outliers.kind=none", "outliers.redraw=once"], "outliers.redraw = 'once' has no effect here"),
     (["outliers.kind=none", "outliers.flip_to=any"], "outliers.flip_to = 'any' has no effect here; set outliers.kind"),
     (["outliers.kind=gaussian", "outliers.pairs.3=5"], "outliers.pairs = {'3': '5'} has no effect here"),
-    (["model.channels=[8]"], "model.channels = (8,) has no effect here; set model.name = 'cnn', or leave it out"),
-    (["model.name=cnn", "model.hidden=[8]"], "model.hidden = (8,) has no effect here; set model.name = 'mlp'"),
-    (["model.name=a:b", "model.hidden=[8]"], "model.hidden = (8,) has no effect here"),
+    (["model.channels=[8]"], "model.channels = [8] has no effect here; set model.name = 'cnn', or leave it out"),
+    (["model.name=cnn", "model.hidden=[8]"], "model.hidden = [8] has no effect here; set model.name = 'mlp'"),
+    (["model.name=a:b", "model.hidden=[8]"], "model.hidden = [8] has no effect here"),
     (["data.leaf=a", "data.name=mnist"], "data.name = 'mnist' has no effect here; leave data.leaf out"),
 ]
 
@@ -49,8 +49,13 @@ def test_keys_of_a_built_in_spec_are_left_out_where_they_lose_their_effect(tmp_p
     own = tmp_path / "own.toml"
     own.write_text(spec.annotated(str(own)))
     assert spec.load(own).model.hidden == (64, 64)
-    with pytest.raises(InputError, match=r"model.hidden = \(64, 64\) has no effect here"):
+    message = r"model.hidden = \[64, 64\] has no effect here; set model.name = 'mlp', or leave it out"
+    with pytest.raises(InputError, match=f"{message}: --set model.hidden=$"):
         spec.load(own, overrides=["model.name=cnn"])
+    own.write_text(own.read_text().replace("epochs = 10", "epochs = 3"))
+    with pytest.raises(InputError, match="epochs = 3 has no effect here; .*: --set train.epochs=$"):
+        spec.load(own, overrides=["train.local_steps=3"])
+    assert spec.load(own, overrides=["model.name=cnn", "model.hidden="]).model.name == "cnn"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from fedtilt.cli.console import Console, echo, plural
 from fedtilt.cli.deploy_status import StatusServer, print_status
 from fedtilt.cli.options import Log, Settings
 from fedtilt.errors import InputError
+from fedtilt.flower import check_installed
 from fedtilt.flower.deploy import allowed_apps
 from fedtilt.flower.deploy.local_cluster import LocalCluster, cluster_home
 from fedtilt.flower.deploy.machines import register_site, write_server, write_site
@@ -29,6 +30,11 @@ AllowRoot = Annotated[
     typer.Option("--allow-root", envvar="FEDTILT_ALLOW_ROOT", help="Run the project's code as root."),
 ]
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train the same spec on a real Flower federation.")
+
+
+@app.callback()
+def _needs_flower() -> None:  # not to list the commands
+    check_installed()
 
 
 @app.command()

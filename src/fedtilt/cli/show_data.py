@@ -13,7 +13,7 @@ from fedtilt.data.data_warnings import dataset_warnings
 from fedtilt.data.published.entry import Sites
 from fedtilt.data.sources.images import describe_images
 from fedtilt.data.sources.leaf_json import is_leaf
-from fedtilt.data.tables.describe import ColumnDescription, describe_columns, describe_file
+from fedtilt.data.tables.describe import ColumnDescription, describe_columns, describe_file, describe_labels
 from fedtilt.data.tables.rows import describe_split
 from fedtilt.data.tables.table import Table
 from fedtilt.data.targets import RANGE
@@ -35,7 +35,7 @@ def show_table(console: Console, opened: Table, *, test_share: float | None = No
             counts = torch.cat([dataset.client_train, dataset.client_test]).bincount().tolist()
             source = schema.client or "the files"
             console.print(_counted(f"clients   {source}: ", dataset.client_names, counts), soft_wrap=True)
-        _print_target_and_groups(console, dataset, schema)
+        _print_target_and_groups(console, dataset, schema, describe_labels(reader, schema))
         unlabelled = len(reader) - len(dataset.y_train) - len(dataset.y_test)
         sizes = f"{len(dataset.y_train):,} training, {len(dataset.y_test):,} test rows"
         sizes += f", {unlabelled:,} without a label left out" if unlabelled else ""
@@ -56,7 +56,7 @@ def _group_note(schema: Schema, name: str) -> str:
     return "; also an input (group_is_input = false takes it out)" if is_input else "; not an input of the model"
 
 
-def _print_target_and_groups(console: Console, dataset: Dataset, schema: Schema) -> None:
+def _print_target_and_groups(console: Console, dataset: Dataset, schema: Schema, note: str = "") -> None:
     """The classes or the numbers and their ranges, and the groups, with the number of rows of each."""
     labels = torch.cat([dataset.labels("train"), dataset.labels("test")])
     counts = labels.bincount(minlength=dataset.classes).tolist()
@@ -64,7 +64,8 @@ def _print_target_and_groups(console: Console, dataset: Dataset, schema: Schema)
     if dataset.target is not None:
         y = torch.cat([dataset.y_train, dataset.y_test])
         numbers = f"numbers {y.min():.6g} to {y.max():.6g}, mean {y.mean():.6g}; "
-    console.print(_counted(f"target    {schema.target}: {numbers}", dataset.class_names, counts), soft_wrap=True)
+    line = _counted(f"target    {schema.target}: {numbers}", dataset.class_names, counts)
+    console.print(line.append(note), soft_wrap=True)
     for name, column in dataset.groups.items():
         if name != RANGE:  # which is in the line of the target
             counts = torch.cat([column.train, column.test]).bincount(minlength=len(column.names)).tolist()

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.groups import GroupColumn
 from fedtilt.data.inputs import Inputs, named_tensors
+from fedtilt.data.tables.text_values import MISSING_WORDS, UNKNOWN_WORDS
 from fedtilt.data.targets import IGNORED, TokenTarget
 from fedtilt.errors import InputWarning
 
@@ -90,6 +91,12 @@ def _class_warnings(data: Dataset) -> list[str]:
         found.append(
             f"classes {similar} differ only in case or blanks; write them alike (for a table: ignore_case = true)"
         )
+    for name in data.class_names:
+        if name.casefold() in (*MISSING_WORDS, *UNKNOWN_WORDS):
+            found.append(
+                f"class {name!r} may mean that the label is unknown; if so, leave its rows out (for a table: missing = "
+                f"[{name!r}] and drop_unlabelled = true)"
+            )
     train, test = (torch.bincount(y, minlength=data.classes) for y in (data.y_train, data.y_test))
     names = data.class_names
     present = train.nonzero()[:, 0]
@@ -153,12 +160,15 @@ def _first(texts: Sequence[str]) -> str:
     return ", ".join(texts[:3]) + (f" and {len(texts) - 3:,} more" if len(texts) > 3 else "")
 
 
-def ends_in_softmax(outputs: Tensor) -> bool:
-    """Whether a model's outputs are probabilities; the loss takes logits."""
-    sums = outputs.sum(-1)
-    return outputs.shape[-1] > 1 and bool(
-        (outputs >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-5)
-    )
+def last_function(outputs: Tensor) -> str | None:
+    """Softmax or Sigmoid, if a model's outputs are its probabilities; the loss takes logits."""
+    if outputs.dim() != 2 or outputs.shape[1] < 2 or not bool((outputs >= 0).all()):
+        return None
+    sums = outputs.sum(1)
+    if torch.allclose(sums, torch.ones_like(sums), atol=1e-5):
+        return "Softmax"
+    is_one_logit = outputs.shape[1] == 2 and not bool(outputs[:, 0].any())  # the first of two is always 0
+    return "Sigmoid" if is_one_logit and len(sums) >= _FEW_SAMPLES and bool(((sums > 0) & (sums < 1)).all()) else None
 
 
 def _classes(names: Sequence[str]) -> str:

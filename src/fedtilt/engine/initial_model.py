@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedtilt import seeds
 from fedtilt.data import Federation
-from fedtilt.data.data_warnings import ends_in_softmax, warn
+from fedtilt.data.data_warnings import last_function, warn
 from fedtilt.data.inputs import Inputs, Shape, named_tensors, sample_shape, take
 from fedtilt.data.targets import TokenTarget
 from fedtilt.engine.settings import TrainSettings
@@ -39,13 +39,11 @@ def initial_model(federation: Federation, model: ModelSource, settings: TrainSet
     for count in (2, 1):  # the last batch of an epoch may have one sample
         rows = torch.zeros(count, dtype=torch.long)
         _check_output(net, take(x, rows), y[rows], federation, settings.sample_loss)
-    with torch.no_grad():
-        if (
-            federation.target is None
-            and (settings.loss is None or isinstance(settings.loss, Loss))
-            and ends_in_softmax(logits(net, take(x, slice(0, 8))))
-        ):
-            warn(["the model ends in Softmax, but the loss takes logits, so training is slow; remove the last layer"])
+    if federation.target is None and (settings.loss is None or isinstance(settings.loss, Loss)):
+        with torch.no_grad():
+            last = last_function(logits(net, take(x, slice(0, 64))))
+        if last is not None:
+            warn([f"the model ends in {last}, but the loss takes logits, so training is slow; remove the last layer"])
     if settings.batch_transform is not None:
         check_transform(settings.batch_transform, take(x, slice(0, 8)))
     if settings.client_optimizer.is_of_torch:
@@ -87,7 +85,11 @@ def _check_output(net: nn.Module, x: Inputs, y: Tensor, federation: Federation, 
         remedy = "; int64 samples are tokens for nn.Embedding, make them float32 if they are numbers" if tokens else ""
         raise InputError(f"the model does not take samples of shape {sample_shape(x)}: {error}{remedy}") from error
     if not isinstance(outputs, Tensor):
-        raise InputError(f"the model returns a {type(outputs).__name__}; expected a tensor {_shape(shape, count)}")
+        keys = f" with {', '.join(map(repr, outputs))}" if isinstance(outputs, Mapping) else ""
+        raise InputError(
+            f"the model returns a {type(outputs).__name__}{keys}; expected a tensor {_shape(shape, count)}, a tuple "
+            "that starts with it, or a dictionary or an object that has it as logits"
+        )
     found = outputs.shape[-1] if outputs.dim() else 0
     if tuple(outputs.shape[:-1]) != shape or found < count or (is_exact and found > count):
         expected = _shape(shape, count if is_exact else f"{count} or more")

@@ -394,13 +394,15 @@ def train_settings(keywords: Mapping[str, Any], settings: TrainSettings | None =
 
 
 def table_with(name: str) -> str | None:
-    """How a setting of an optimiser, schedule, loss or stop is written, in the first that has it; None: none has it.
+    """How an optimiser, schedule, loss or stop, or a setting of the first that has it, is written; None: none has it.
 
-    >>> table_with("nesterov")
-    'optimizer = { name = "sgd", nesterov = … }'
+    >>> table_with("nesterov"), table_with("patience")
+    ('optimizer = { name = "sgd", nesterov = … }', 'stop = "patience"')
     """
     for field in fields(TrainSettings):
         for rule, cls in field.metadata["named"].items():
+            if name == rule:
+                return f'{field.name} = "{rule}"'
             if name in {each.name for each in fields(cls)}:
                 return f'{field.name} = {{ {cls.key} = "{rule}", {name} = … }}'
     return None

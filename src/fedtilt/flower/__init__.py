@@ -20,7 +20,16 @@ from fedtilt.errors import InputError
 from fedtilt.imports import install_command
 from fedtilt.lazy_imports import lazy_names
 
-if find_spec("flwr") is None:
-    raise InputError(f"fedtilt.flower needs Flower, which is not installed; {install_command('flower')}")
+_get, __dir__, __all__ = lazy_names(globals())  # a site does not import what the server needs
 
-__getattr__, __dir__, __all__ = lazy_names(globals())  # a site does not import what the server needs
+
+def check_installed() -> None:
+    """Raise InputError if Flower is not installed."""
+    if find_spec("flwr") is None:
+        raise InputError(f"fedtilt.flower needs Flower, which is not installed; {install_command('flower')}")
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        check_installed()
+    return _get(name)

@@ -8,3 +8,5 @@ from fedtilt.flower.server import server_app as server_app
 from fedtilt.flower.site_strategy import SiteStrategy as SiteStrategy
 from fedtilt.flower.strategy import FedTiltStrategy as FedTiltStrategy
 from fedtilt.flower.task import Task as Task
+
+def check_installed() -> None: ...

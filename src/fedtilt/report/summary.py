@@ -72,19 +72,22 @@ def worst_score(score: Score, worst: compare.Worst) -> str:
 
 
 def fairness_beyond_chance(run: Run) -> str:
-    """The spread of true scores over clients with the best methods, and which is fairer; empty: unknown."""
+    """Intervals of the spread of true scores over clients, and which method is fairer; empty: unknown.
+
+    The estimates by moments are in the table; those by likelihood, which differ a little, are left to `true_spread`.
+    """
     if not compare.knows_chance(run):
         return ""
     spreads = {m: [true_spread(s.sums(m), s.total) for s in run.compared] for m in compare.best_methods(run, 5)}
     texts = []
     for method, found in spreads.items():
-        estimate, low, high = (fmean(values) for values in zip(*[spread[3:6] for spread in found], strict=True))
+        low, high = (fmean(ends) for ends in zip(*[(spread.low, spread.high) for spread in found], strict=True))
         digits = ".1f" if run.score is ACCURACY else ".3g"
-        texts.append(f"{method} {estimate:{digits}} ({low:{digits}} to {high:{digits}})")
+        texts.append(f"{method} {low:{digits}} to {high:{digits}}")
     fairest = min(spreads, key=lambda method: fmean(spread.estimate for spread in spreads[method]))
     others = [m for m in spreads if m != fairest and all(_is_fairer(s, fairest, m) for s in run.compared)]
     fairer = f"; {fairest} is fairer than {join_words(others)} beyond chance" if others else ""
-    return f"std over clients of the true {run.score.title} (95 % interval): {', '.join(texts)}{fairer}"
+    return f"std over clients of the true {run.score.title}; 95 % intervals: {', '.join(texts)}{fairer}"
 
 
 def _is_fairer(seed_run: SeedRun, ours: str, theirs: str) -> bool:

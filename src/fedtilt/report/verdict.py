@@ -83,7 +83,8 @@ def _about_local(run: Run, best: str) -> list[str]:
         return [sentence, f"Better off alone beyond chance{seed}: {_names(worse)}.", shares]
     if lower:
         by_chance = f"a better {run.score.title} alone{seed}, none beyond chance: {_names(lower)}"
-        return [sentence, f"{len(lower)} of {len(found.clients)} clients have {by_chance}.", shares]
+        verb = "has" if len(lower) == 1 else "have"
+        return [sentence, f"{len(lower)} of {len(found.clients)} clients {verb} {by_chance}.", shares]
     return [sentence, f"No client has a better {run.score.title} alone{seed}.", shares]
 
 
@@ -123,7 +124,8 @@ def _change(run: Run, method: str, gap: PairedDifference) -> str:
     # of errors, a positive difference is a lower error; the text has the sign of the error itself
     sign = 1 if run.score.higher_is_better else -1
     ends = sorted(sign * end for end in (gap.low, gap.high))
-    mean, low, high = (f"{v:+.4g}" if digits is None else f"{v:+.{digits}f}" for v in (sign * gap.mean, *ends))
+    texts = (f"{v:+.4g}" if digits is None else f"{v:+.{digits}f}" for v in (sign * gap.mean, *ends))
+    mean, low, high = (text if float(text) else text[1:] for text in texts)  # 0.0 has no sign
     return f"{method} changes the {what} by {mean}{unit} (95 % interval {low} to {high})".replace("-", "−")
 
 

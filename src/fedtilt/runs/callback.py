@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedtilt import checks
 from fedtilt.cluster.tasks import TaskProgress
 from fedtilt.errors import InputError
 from fedtilt.evaluation.round_metrics import RoundMetrics
@@ -88,7 +89,7 @@ class Callbacks(Callback):
 
     def on_round(self, round: Round, metrics: Mapping[str, RoundMetrics] | None) -> bool:
         """Call all; whether any of them ends the run."""
-        replies = [callback.on_round(round, metrics) for callback in self._callbacks]
+        replies = [checks.to_python(callback.on_round(round, metrics)) for callback in self._callbacks]
         for callback, reply in zip(self._callbacks, replies, strict=True):
             if not isinstance(reply, bool | None):
                 name = type(callback).__name__

@@ -33,7 +33,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
     it on others, as with any estimator.
 
     Args:
-        method: the method: an object such as `ft.ditto(0.1)`, or the name of a preset; default: FedTilt with
+        method: the method: an object such as `ft.ditto(0.1)`, or the name of a preset; "fedtilt" is FedTilt with
             tau = 2, lam = 0 and mu = 1, which raises the worst class of every client
         client: the column of the clients in a data frame, for arrays its number; default: all rows are of one client
         model: a function of `input_shape` and `classes` that returns a module; default: `ft.models.mlp`
@@ -52,7 +52,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
 
     def __init__(
         self,
-        method: Method | str | None = None,
+        method: Method | str = "fedtilt",
         *,
         client: str | int | None = None,
         model: ModelSource | None = None,
@@ -143,7 +143,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
     def _method(self) -> Method:
         if isinstance(self.method, Method):
             return self.method
-        if self.method is None:
+        if self.method == "fedtilt":
             return fedtilt(tau=2, lam=0, mu=1)
         if self.method not in PRESETS:
             raise InputError(f"method = {self.method!r} is unknown; choose one of {', '.join(PRESETS)}, or an object")

@@ -71,7 +71,7 @@ def write_export(
     """
     card, text = path.with_suffix(".md"), model_card(run, export).encode()
     if path.exists() and not force:
-        raise InputError(f"{path} already exists; use --force to replace it")
+        raise InputError(f"{path} already exists; force=True (--force) replaces it")
     if card.exists() and card.read_bytes() != text and not force:
         raise InputError(f"{card} is not the card of this model; give another name, or --force to replace it")
     difference = export.write(path, model)

@@ -221,6 +221,8 @@ def load(
         export = export_model(path, method, client, seed, round=round)
         net = build_exported(export.tensors, export.metadata, path, model, trusted=True)
         return _predictor(str(path), export.metadata, lambda x: logits(net, x), net)
+    if not path.exists():
+        raise InputError(f"{path} does not exist; check the path")
     for key, value in (("method", method), ("client", client), ("seed", seed), ("round", round)):
         if value is not None:
             raise InputError(f"{key} = {value!r} has no effect: {path} has one model; leave it out")

@@ -84,7 +84,7 @@ def load(
     options = {"seed": seed, "seeds": seeds, "device": device}
     raw |= {key: value for key, value in options.items() if value is not None}
     given = [key for key, _, value in map(partial(_split_override, raw), overrides) if value]
-    spec = _parse_without_unused(raw, given) if _is_builtin(source) else parse(raw)
+    spec = _parse_without_unused(raw, given) if _is_builtin(source) else _parse_overridden(raw, given)
     check_rates_used([m.to_method() for m in spec.methods], [key.removeprefix("train.") for key in given], "train.")
     return spec
 
@@ -95,11 +95,27 @@ def _parse_without_unused(raw: Raw, given: Collection[str]) -> Spec:
         try:
             return parse(raw)
         except NoEffect as error:
-            table, _, key = (error.key if "." in error.key else f"train.{error.key}").partition(".")
+            table, _, key = _spec_key(error).partition(".")
             is_given = any(f"{name}.".startswith(f"{table}.{key}.") for name in given)
             if is_given or key not in raw.get(table, {}):
                 raise
             raw = raw | {table: {name: value for name, value in raw[table].items() if name != key}}
+
+
+def _parse_overridden(raw: Raw, given: Collection[str]) -> Spec:
+    """`parse`; an error about a key that has no effect beside those given says how to remove it."""
+    try:
+        return parse(raw)
+    except NoEffect as error:
+        key = _spec_key(error)
+        if given and key not in given:
+            raise NoEffect(f"{error}: --set {key}=", key=key) from None
+        raise
+
+
+def _spec_key(error: NoEffect) -> str:
+    """The key of a spec that an error is about."""
+    return error.key if "." in error.key else f"train.{error.key}"
 
 
 def parse(raw: Raw) -> Spec:

@@ -184,12 +184,14 @@ def test_loaders_and_iterable_datasets_read_like_their_samples():
     loaders = [
         Stream(samples), DataLoader(Stream(samples), batch_size=6), DataLoader(TensorDataset(x, y), batch_size=7),
         DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True),  # in the order of the samples
-        DataLoader(samples, batch_size=3, collate_fn=by_name),
+        DataLoader(samples, batch_size=3, collate_fn=by_name), samples,
     ]  # fmt: skip
     for loader in loaders:
         data = from_torch(loader)
         assert torch.equal(data.x_train, plain.x_train)
         assert torch.equal(data.y_test, plain.y_test)
+    with pytest.raises(InputError, match=r"labels of shape \(20, 1\); give one per sample: y\[:, 0\]$"):
+        from_torch(TensorDataset(x, y[:, None]))  # of which argmax(1) would be 0
     half = from_torch(DataLoader(TensorDataset(x, y), sampler=range(10)))  # some of the samples
     assert len(half.y_train) + len(half.y_test) == 10
     fed = Federation.from_clients([DataLoader(Photos(12), batch_size=5), DataLoader(Photos(8))])

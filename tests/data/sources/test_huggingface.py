@@ -58,6 +58,17 @@ def test_a_validation_split_is_used_and_said():
     assert "client '1': the split 'val' (6 samples) is used as test data" in fed.warnings
 
 
+def test_arrays_of_small_whole_numbers_are_images():
+    pixels = np.arange(12 * 64, dtype=np.uint8).reshape(12, 8, 8)
+    features = datasets.Features({"x": datasets.Array2D((8, 8), "uint8"), "label": datasets.Value("int64")})
+    data = from_huggingface(
+        datasets.Dataset.from_dict({"x": list(pixels), "label": [0, 1] * 6}, features=features), test_share=0.5
+    )
+    assert data.image
+    assert data.x_train.shape == (6, 1, 8, 8)
+    assert data.x_train.dtype == torch.uint8
+
+
 def test_a_streaming_dataset_is_read_once():
     streams = datasets.IterableDatasetDict(train=tokens().to_iterable_dataset(), test=tokens(4).to_iterable_dataset())
     data, plain = (from_huggingface(each) for each in (streams, datasets.DatasetDict(train=tokens(), test=tokens(4))))

@@ -81,8 +81,12 @@ def test_headers_that_differ(tmp_path):
         table(tmp_path / "messy", target="ill", rename=rename | {"Altre": "age2"})
     with pytest.raises(InputError, match="has the column 'age' twice"):
         table(north.assign(Alter=1), target="ill", rename=rename)
-    with pytest.raises(InputError, match="rename = 'age' is not possible; give a table of old and new names"):
+    with pytest.raises(InputError, match="rename must be a table, got 'age'"):
         table(north, target="ill", rename="age")
+    with pytest.raises(
+        InputError, match="has no column 'Alter', 'krank', which .*, but 'age', 'ill'; .*'age' = 'Alter'"
+    ):
+        table(tmp_path / "messy", target="ill")
     site = open_table(south, TableSettings(target="ill", rename=rename), site=1)  # a site without the old names
     assert site.names == ("age", "ward", "dose")
 
@@ -95,14 +99,26 @@ def test_yes_and_no_in_several_words():
     expected = [{"j": 1, "y": 1, "n": 0}[w.casefold()[0]] if w else column.fill for w in words]
     got = transform(frame(120).assign(smokes=(words * 15)[:120]), like=data)[:8, data.schema.inputs.index("smokes")]
     assert (got * column.deviation + column.mean).tolist() == pytest.approx(expected, abs=1e-6)
-    for other in (["f"], ["f", "m"], ["t", "n"], ["yes", "maybe"], ["j"]):
+    for other in (["f"], ["f", "m"], ["t", "n"], ["yes", "maybe"], ["j"], ["yes", "1"]):
         kind = table(frame().assign(x=(other * 120)[:120]), target="ill").schema.column("x").kind
         assert kind == "category", other
 
 
-def test_labels_in_several_words():
+def test_zero_and_one_beside_yes_and_no():
+    """As sites merge a column of numbers and one of yes and no."""
+    smokes = {"north": ["Ja", "nein", "nein"], "south": [1, 0, 0]}
+    data = table({name: frame().assign(smokes=values * 40) for name, values in smokes.items()}, target="ill")
+    assert data.schema.column("smokes").kind == "yes/no"
+    assert data.schema.column("smokes").mean == pytest.approx(1 / 3, abs=0.01)
+    assert table(frame().assign(smokes=[0, 1, 1] * 40), target="ill").schema.column("smokes").kind == "number"
+
+
+@pytest.mark.parametrize(
+    "words", [["Ja", "nein", "NEIN"], ["J", "N", "N"], [1, 0, 0]], ids=["words", "letters", "digits"]
+)
+def test_labels_in_several_words(words):
     """Of yes and no; sites agree with the simulator."""
-    parts = {"north": frame(seed=0).assign(ill=["Ja", "nein", "NEIN"] * 40), "south": frame(seed=1)}
+    parts = {"north": frame(seed=0).assign(ill=words * 40), "south": frame(seed=1)}
     data = table(parts, target="ill")
     assert data.class_names == ("no", "yes")
     assert data.y_train.bincount().tolist() == [120, 60]
@@ -114,7 +130,7 @@ def test_labels_in_several_words():
         own = site.with_schema(schema).to_dataset()
         assert torch.equal(own.y_train, data.y_train[data.client_train == number])
         assert torch.allclose(own.x_train, data.x_train[data.client_train == number], atol=1e-6)
-    assert table(parts["north"].replace("NEIN", "nein"), target="ill").class_names == ("Ja", "nein")
+    assert len(table(parts["north"].replace("NEIN", "nein"), target="ill").class_names) == 2
 
 
 def test_dates_in_several_formats(tmp_path):
@@ -175,7 +191,17 @@ def test_numbers_that_may_mean_unknown():
         (found,) = about(table(rows.assign(age=ages), target="ill", find_missing=False))
         assert found.startswith(f"column 'age' has {text} in ")
         assert f"; if it means unknown, set missing = ['{text}']" in found
-    for usual in (range(60), range(900, 1000), [98.5, 99.0, 99.5, 99.2]):  # 99 and 999 among numbers like them
+    coded = rows.assign(age=[-9 if n % 6 == 0 else 20 + n % 60 for n in range(120)])  # not far enough to be certain
+    assert about(table(coded, target="ill")) == (
+        "column 'age' has -9 in 16 training rows, and all others are in 21 to 79; if it means unknown, set missing = "
+        "['-9']",
+    )
+    for usual in (
+        range(60),
+        range(-9, 60),
+        range(900, 1000),
+        [98.5, 99.0, 99.5, 99.2],
+    ):  # 99 and 999 among numbers like them
         assert about(table(rows.assign(age=(list(usual) * 120)[:120]), target="ill")) == ()
 
 
@@ -204,6 +230,13 @@ def test_names_that_differ_in_case_or_blanks():
         == "classes 'Ill' and 'ill' differ only in case or blanks; write them alike (for a table: ignore_case = true)"
     )
     assert table(labels, target="ill", ignore_case=True).class_names == ("ill", "well")
+
+
+def test_labels_that_may_mean_unknown():
+    rows = frame().assign(ill=["yes", "no", "NA"] * 40)
+    (found,) = about(table(rows, target="ill"))
+    assert found.startswith("class 'NA' may mean that the label is unknown; if so, leave its rows out")
+    assert about(table(rows, target="ill", missing=["NA"], drop_unlabelled=True)) == ()
 
 
 def test_clients_without_a_common_class():

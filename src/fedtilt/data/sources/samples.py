@@ -128,10 +128,9 @@ def _label_names(y: object, origin: str, class_names: Sequence[str] | None) -> l
     """The class name of each label: numbers are indices into `class_names`, if there are any."""
     array = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
     if array.ndim != 1:
-        raise InputError(
-            f"{origin} has labels of shape {array.shape}; give one per sample: y.argmax(1) of one-hot labels, or a "
-            "data set for each of several labels"
-        )
+        remedy = "y.argmax(1) of one-hot labels, or a data set for each of several labels"
+        remedy = "y[:, 0]" if array.ndim == 2 and array.shape[1] == 1 else remedy
+        raise InputError(f"{origin} has labels of shape {array.shape}; give one per sample: {remedy}")
     if array.dtype.kind == "f" and not (np.isfinite(array).all() and (array == np.floor(array)).all()):
         bad = next(value for value in array.tolist() if not (np.isfinite(value) and value == int(value)))
         raise InputError(

@@ -36,7 +36,7 @@ def from_torch(
     used as they are.
 
     Args:
-        train: the training samples
+        train: the training samples: a dataset, a loader or a list of samples
         test: the test samples; default: a share of the training samples
         name: the name of the data set; default: that of the class of `train`
         target: the key of the label, if samples are dictionaries; default: 'label' or 'labels'
@@ -78,7 +78,7 @@ def _by_index(data: Any, origin: str) -> Any:
         return [sample for batch in data for sample in _split_batch(batch, origin)]
     if isinstance(data, IterableDataset):
         return list(data)
-    if not is_torch(data):
+    if not is_torch(data) and not isinstance(data, list):
         raise InputError(
             f"{origin} is a {type(data).__name__}, which has no length or index; give a dataset with __len__ and "
             "__getitem__, an IterableDataset or a DataLoader"
@@ -158,9 +158,8 @@ def _split_sample(sample: Any, target: str | None, where: str, several: bool) ->
         if several:
             return x, np.asarray(label)
         shape = tuple(np.shape(label))
-        raise InputError(
-            f"{where} has a label of shape {shape}; give one per sample: label.argmax() of a one-hot label"
-        )
+        remedy = "label[0]" if shape == (1,) else "label.argmax() of a one-hot label"
+        raise InputError(f"{where} has a label of shape {shape}; give one per sample: {remedy}")
     if not isinstance(label, str | int | float | np.generic):
         raise InputError(f"{where} has a label of type {type(label).__name__}; give one number or text per sample")
     return x, label

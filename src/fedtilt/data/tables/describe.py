@@ -13,7 +13,7 @@ from fedtilt.data.tables.client_table import ClientTable
 from fedtilt.data.tables.reader import TableReader
 from fedtilt.data.tables.schema import NUMERIC, Column, Schema
 from fedtilt.data.tables.text_values import yes_no_values
-from fedtilt.data.tables.values import read_column
+from fedtilt.data.tables.values import read_column, read_names
 
 _SHOWN = 4  # categories
 
@@ -39,6 +39,14 @@ def describe_file(table: ClientTable) -> str | None:
         *(["decimal comma"] if table.point == "," else []),
     ]
     return f"{table.short_name} {', '.join(parts)}" if parts else None
+
+
+def describe_labels(reader: TableReader, schema: Schema) -> str:
+    """The labels that became yes and no, if these are the classes of a table."""
+    if schema.target is None or schema.is_regression:
+        return ""
+    names = read_names(reader, schema.target, gaps=True)[1]
+    return f"; from {', '.join(names)}" if len(names) > len(schema.classes or ()) else ""
 
 
 def describe_columns(reader: TableReader, schema: Schema) -> list[ColumnDescription]:
@@ -88,7 +96,7 @@ def _percent(share: float) -> str:
 _SAMPLE = 200  # rows to look at before a column is looked at as a whole
 _FEW_VALUES = 50
 _MIN_ROWS = 20  # with fewer rows, a feature predicts the label by chance
-_SENTINEL = re.compile(r"9{2,}(\.9+)?|8{3,}|7{3,}")
+_SENTINEL = re.compile(r"-?9{2,}(\.9+)?|-?8{3,}|-?7{3,}|-[789]")
 _IDENTIFIER = re.compile(r"(^|[\W_])(id|key|index|uuid|nr|no|number)$|^unnamed: 0$|^$", re.IGNORECASE)
 
 
@@ -132,7 +140,7 @@ def _problems(
 
 
 def _sentinels(values: np.ndarray) -> Iterator[str]:
-    """Numbers such as −999 or 9999 that are further from all others than these from each other, or alone below 0."""
+    """Numbers such as −9 or 9999 that are further from all others than these from each other, or alone below 0."""
     present = values[~np.isnan(values)]
     if not len(present) or not any(map(_is_sentinel, (present.min(), present.max()))):
         return
@@ -158,7 +166,7 @@ def _beside_yes_and_no(names: Sequence[str]) -> list[str]:
 
 
 def _is_sentinel(value: float) -> bool:
-    return _SENTINEL.fullmatch(f"{abs(value):.10g}") is not None
+    return _SENTINEL.fullmatch(f"{value:.10g}") is not None
 
 
 def dropped_columns(schema: Schema, described: Schema) -> list[str]:

@@ -256,10 +256,13 @@ def _check_same_columns(tables: Sequence[ClientTable]) -> None:
         for a, b in ((first, table), (table, first)):
             lacking = [name for name in a.header if name not in b.header]
             if lacking:
-                columns = ", ".join(map(repr, lacking))
+                own = [name for name in b.header if name not in a.header]
+                others = f", but {', '.join(map(repr, own))}" if own else ""
+                old = repr(own[0]) if own else "old"
                 raise InputError(
-                    f"table {b.name} has no column {columns}, which {a.name} has; add it, remove it there, or rename "
-                    f"another: rename = {{old = {lacking[0]!r}}} (data.rename in a spec)"
+                    f"table {b.name} has no column {', '.join(map(repr, lacking))}, which {a.name} has{others}; add "
+                    f"it, remove it there, or rename another: rename = {{{old} = {lacking[0]!r}}}, say (data.rename "
+                    "in a spec)"
                 )
 
 

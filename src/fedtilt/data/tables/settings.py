@@ -58,8 +58,6 @@ class Files:
                 raise InputError(f"{each.name} = {value!r} is not possible; choose '.' or ','")
             if value is not None and each.name not in ROLES:
                 object.__setattr__(self, each.name, check_value(each, value))
-        if not isinstance(self.rename, Mapping):
-            raise InputError(f"rename = {self.rename!r} is not possible; give a table of old and new names")
         object.__setattr__(self, "rename", {str(old): str(new) for old, new in self.rename.items()})
         if self.encoding is not None:
             try:

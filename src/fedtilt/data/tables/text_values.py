@@ -165,24 +165,30 @@ def to_days(text: str, date_format: str) -> float:
 
 
 _YES, _NO = ("yes", "y", "ja", "j", "oui", "true", "t", "wahr"), ("no", "n", "nein", "non", "false", "f", "falsch")
-_YES_NO = dict.fromkeys(_YES, 1.0) | dict.fromkeys(_NO, 0.0)
+_DIGITS = {"0", "1"}
+_YES_NO = dict.fromkeys((*_YES, "1"), 1.0) | dict.fromkeys((*_NO, "0"), 0.0)
 _ONE_LANGUAGE = ({"yes", "no", "y", "n"}, {"ja", "nein", "j", "n"}, {"true", "false", "t", "f"})
 
 
 def yes_no_values(texts: Iterable[str]) -> dict[str, float] | None:
     """1 for each text that is a yes, 0 for a no; None if they are not the words of a yes/no column.
 
-    Words of several languages can be mixed; a letter counts beside another word of its language, and n and y alone.
+    Words of several languages can be mixed; a letter counts beside another word of its language, and n and y alone; 1
+    and 0 count beside a yes and a no.
 
     >>> yes_no_values(["Ja", "NO", "n"]), yes_no_values(["t", "n"]), yes_no_values(["f"])
     ({'Ja': 1.0, 'NO': 0.0, 'n': 0.0}, None, None)
+    >>> yes_no_values(["yes", "No", "1"]), yes_no_values(["yes", "1"]), yes_no_values(["0", "1"])
+    ({'yes': 1.0, 'No': 0.0, '1': 1.0}, None, None)
     """
     words: dict[str, str] = {}
     for text in texts:
         words[text] = text.casefold()
         if words[text] not in _YES_NO:
             return None
-    distinct = set(words.values())
+    distinct = {*words.values()} - _DIGITS
+    if _DIGITS & {*words} and len({_YES_NO[word] for word in distinct}) < 2:
+        return None
     letters = {word for word in distinct if len(word) == 1} if len(distinct) > 1 else distinct - {"y", "n"}
     alone = [x for x in letters if not any(x in family and len(family & distinct) > 1 for family in _ONE_LANGUAGE)]
     return None if any(len(word) == 1 for word in alone) else {text: _YES_NO[word] for text, word in words.items()}

@@ -190,11 +190,14 @@ def class_numbers(names: Sequence[str], classes: Sequence[str]) -> dict[str, int
     >>> class_numbers(["JA", "no"], ["no", "yes"]), class_numbers(["ill"], ["well", "ill"])
     ({'no': 0, 'JA': 1}, {'ill': 1})
     """
-    meanings = yes_no_values(classes) if len(classes) == 2 else None
-    number = {meaning: classes.index(name) for name, meaning in (meanings or {}).items()}
     found = {name: classes.index(name) for name in names if name in classes}
+    meanings = yes_no_values(classes) if len(classes) == 2 else None
+    if meanings is None:
+        return found
+    number = {meaning: classes.index(name) for name, meaning in meanings.items()}
+    together = yes_no_values([*classes, *names]) or {}  # a letter counts beside a word
     for name in names:
-        meaning = (yes_no_values([name]) or {}).get(name)
+        meaning = together.get(name, (yes_no_values([*classes, name]) or {}).get(name))
         if name not in found and meaning in number:
             found[name] = number[meaning]
     return found
