@@ -18,8 +18,8 @@ from benchmarks.options import make_parser
 TEMPLATE = Path(__file__).parent / "benchmarks.template.md"
 KINDS = (
     "rounds", "scale", "scale-cuda", "memory", "aggregation", "gpu", "gpu_recipes", "others", "others-accuracy",
-    "others-cpu", "audit-digits", "audit-mnist", "audit-fashion-mnist", "audit-clients", "tuning", "tuning-cost-cpu",
-    "tuning-cost-cuda", "attacks", "divisions", "screening",
+    "others-cpu", "audit-digits", "audit-mnist", "audit-fashion-mnist", "audit-clients", "audit-kinds", "tuning",
+    "tuning-cost-cpu", "tuning-cost-cuda", "attacks", "divisions", "screening",
 )  # fmt: skip
 
 

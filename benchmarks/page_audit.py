@@ -6,6 +6,7 @@ from statistics import fmean, pstdev
 from benchmarks.markdown import Record, machine_text, markdown_table, not_recorded
 
 DATA = ("digits", "mnist", "fashion-mnist")
+BINS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)  # of the score, in the reliability curve
 PARTITIONS = {"classes": "two classes per client", "dirichlet": "Dirichlet 0.5", "iid": "IID"}
 
 
@@ -13,7 +14,9 @@ def sections(records: Mapping[str, Record]) -> dict[str, str]:
     """The sections by their names in the template."""
     samples = {name: records[f"audit-{name}"] for name in DATA if f"audit-{name}" in records}
     clients = records.get("audit-clients")
+    kinds = records.get("audit-kinds")
     return {
+        "audit_kinds": _kinds(kinds) if kinds else not_recorded("python -m benchmarks.audit_kinds"),
         "audit": _samples(samples) if samples else not_recorded("python -m benchmarks.audit"),
         "audit_clients": _clients(clients) if clients else not_recorded("python -m benchmarks.audit_clients"),
     }
@@ -71,6 +74,27 @@ def _setting(name: str, record: Record) -> str:
         f"of {setting['epochs']} epochs, {100 * setting['participation']:g} % of the clients in each; "
         f"`python -m benchmarks.audit --data {name} --partition {partitions}`. {machine_text(record)}."
     )
+
+
+def _kinds(record: Record) -> str:
+    """The ranking of every kind of wrong labels, and whether the scores are probabilities."""
+    cases = record["cases"]
+    rows = [["data, wrong labels", "audit", "cleanlab", "named", "expected wrong", "wrong"]]
+    for data, kind in dict.fromkeys((case["data"], case["kind"]) for case in cases):
+        group = [case for case in cases if (case["data"], case["kind"]) == (data, kind)]
+        ranked = [case["precision"] for case in group if "precision" in case]
+        cells = [_mean([found[m] for found in ranked], 3) if ranked else "" for m in ("audit", "cleanlab")]
+        named, expected, hits = (sum(case[key] for case in group) for key in ("named", "expected", "hits"))
+        shares = [f"{100 * value / named:.0f} %" if named else "" for value in (expected, hits)]
+        rows.append([f"{data}, {kind}", *cells, f"{named} of {sum(case['samples'] for case in group):,}", *shares])
+    curve = [["score", "samples", "mean score", "wrong"]]
+    for low, high, found in zip(BINS, BINS[1:], zip(*(case["bins"] for case in cases), strict=True), strict=False):
+        count, total, wrong = (sum(part[i] for part in found) for i in range(3))
+        values = [f"{value / count:.2f}" if count else "" for value in (total, wrong)]
+        curve.append([f"{low:g} to {high:g}", f"{count:,}", *values])
+    seeds = len({case["seed"] for case in cases})
+    source = f"`python -m benchmarks.audit_kinds --seeds {seeds}`. {machine_text(record)}.\n"
+    return "\n".join([markdown_table(rows), markdown_table(curve), source])
 
 
 def _clients(record: Record) -> str:

@@ -6,6 +6,7 @@ import torch
 
 import fedtilt as ft
 from benchmarks.audit import SETTINGS, AuditedSamples, Setting, cross_validated, found, losses, ranking
+from benchmarks.audit_kinds import KINDS, tables, with_noise
 
 
 def test_rankings_are_judged_at_the_number_of_flips() -> None:
@@ -35,3 +36,17 @@ def test_losses_are_those_of_each_client_s_model() -> None:
     torch.nn.init.zeros_(zero[-1].weight)
     torch.nn.init.zeros_(zero[-1].bias)
     assert losses(federation, [3], lambda _: zero) == pytest.approx(np.log(10))
+
+
+def test_each_kind_plants_its_errors() -> None:
+    clients = tables(0, clients=6, rows=400)
+    truth = torch.stack([y for _, y in clients])
+    labels = {kind: torch.stack(with_noise(clients, 3, kind, 0)) for kind in KINDS}
+    wrong = {kind: found != truth for kind, found in labels.items()}
+    assert not wrong["none"].any()
+    assert float(wrong["symmetric"].double().mean()) == pytest.approx(0.15, abs=0.02)
+    assert set(((labels["symmetric"] - truth) % 3)[wrong["symmetric"]].tolist()) == {1, 2}
+    for kind in ("pairwise", "feature", "systematic"):
+        assert set(((labels[kind] - truth) % 3)[wrong[kind]].tolist()) == {1}
+    assert wrong["systematic"].any(1).tolist() == [client in (1, 4) for client in range(6)]
+    assert len(truth[1][wrong["systematic"][1]].unique()) == 1
