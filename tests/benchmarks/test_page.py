@@ -71,7 +71,7 @@ def test_the_pages_and_figures_match_the_records_of_one_version() -> None:
 
 def test_without_records_the_page_names_the_commands() -> None:
     page = render_page({})
-    assert page.count("Not recorded yet") == 14
+    assert page.count("Not recorded yet") == 15
     assert "run `make bench`" in page
     assert render_attacks({}).count("Not recorded yet") == 3
     assert figures({}) == {}
