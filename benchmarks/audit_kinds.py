@@ -7,7 +7,8 @@ Federations of digits, tables of three classes that their columns do not tell ap
 exist. Labels are wrong at random (symmetric), become the next class (pairwise), become the next class where a
 combination of the inputs is large (feature), or one class has the code of the next at two clients (systematic).
 cleanlab ranks by 5-fold cross-validated probabilities of a logistic regression on the pooled samples. The labels of
-federations that exist count as right before errors are planted.
+federations that exist count as right before errors are planted. The constants of the score were chosen with seeds below
+200.
 """
 
 import warnings
@@ -130,7 +131,7 @@ def main() -> None:
     require_package("cleanlab", 'pip install -e ".[bench]"')
     cases = [
         {"data": data, "kind": kind, "seed": seed}
-        for data in CLASSES for kind in KINDS for seed in range(100, 100 + options.seeds)
+        for data in CLASSES for kind in KINDS for seed in range(200, 200 + options.seeds)
     ][: 1 if options.quick else None]  # fmt: skip
     with result_file(options, "audit-kinds") as path:
         for case in run_cases("audit-kinds", cases, measure, {"setting": SETTING}, options.jobs, path):

@@ -40,6 +40,14 @@ lr = 0.1
 preset = "fedavg"
 """
 
+# a process of its own: a child's peak begins with the memory of the process that starts it
+_WITH_PEAK = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[2:])
+open(sys.argv[1], "w").write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+sys.exit(code)
+"""
+
 
 def run(folder: Path, scale: float, jobs: int, names: Sequence[str] = ("data show", "run")) -> Report:
     """Write the table, run the commands one after the other, and compare rows and memory."""
@@ -55,7 +63,7 @@ def run(folder: Path, scale: float, jobs: int, names: Sequence[str] = ("data sho
     }
     for name in names:
         start = time.monotonic()
-        code, memory, output = _measure(commands[name], folder / "output.txt")
+        code, memory, output = _measure(commands[name], folder / "peak.txt")
         report.count(f"MiB of memory for {name}", round(memory))
         report.count(f"seconds for {name}", round(time.monotonic() - start))
         if code != 0:
@@ -89,13 +97,10 @@ def write_table(file: Path, size: int) -> int:
     return rows
 
 
-def _measure(command: tuple[str, ...], output: Path) -> tuple[int, float, str]:
+def _measure(command: tuple[str, ...], peak: Path) -> tuple[int, float, str]:
     """The exit code of a command of fedtilt, its peak memory in MiB, and what it printed."""
-    with output.open("wb") as stream:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fedtilt", *command], cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT,
-            env=os.environ | {"COLUMNS": "200"},
-        )  # fmt: skip
-        _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, usage.ru_maxrss / 2**10, output.read_text(errors="replace")
+    done = subprocess.run(
+        [sys.executable, "-c", _WITH_PEAK, str(peak), sys.executable, "-m", "fedtilt", *command], cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | {"COLUMNS": "200"}, check=False,
+    )  # fmt: skip
+    return done.returncode, int(peak.read_text()) / 2**10, done.stdout.decode(errors="replace")

@@ -1,18 +1,25 @@
 """The score: calibrated on margins that are drawn from the mixture, small on clean data, and sound at the edges."""
 
+import math
+
 import pytest
 import torch
 from sklearn.linear_model import Ridge
+from sklearn.metrics import average_precision_score
 
+from fedtilt.auditing.collect import margins
 from fedtilt.auditing.scores import (
     _RIDGE,
     _leave_one_out,
-    evidence,
+    _maximise,
     expected_precision,
     fit_mixture,
+    fit_noise,
+    label_probabilities,
     score_clients,
     wrong_label_share,
 )
+from fedtilt.errors import InputWarning
 
 
 def drawn(share: float, clients: int = 4, n: int = 500) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -58,12 +65,13 @@ def test_leave_one_out_is_a_regression_without_the_sample() -> None:
     generator = torch.Generator().manual_seed(0)
     log_p = torch.randn(25, 3, generator=generator, dtype=torch.float64).log_softmax(1)
     y = torch.randint(0, 3, (25,), generator=generator)
-    found = _leave_one_out(log_p, y)
+    trust = torch.rand(25, generator=generator, dtype=torch.float64)
+    found = _leave_one_out(log_p, y, trust)
     x = (log_p - log_p.mean(0)) / (log_p - log_p.mean(0)).std(unbiased=False)
     targets = torch.nn.functional.one_hot(y, 3).double()
     for i in (0, 7, 24):
         rest = torch.arange(25) != i
-        model = Ridge(alpha=_RIDGE).fit(x[rest].numpy(), targets[rest].numpy())
+        model = Ridge(alpha=_RIDGE).fit(x[rest].numpy(), targets[rest].numpy(), sample_weight=trust[rest].numpy())
         assert found[i].tolist() == pytest.approx(model.predict(x[i : i + 1].numpy())[0].tolist(), abs=1e-6)
 
 
@@ -71,8 +79,123 @@ def test_a_client_with_mostly_wrong_labels_does_not_vouch_for_itself() -> None:
     y = torch.arange(600) % 2
     log_p = torch.where(torch.nn.functional.one_hot(y, 2).bool(), -0.1, -2.0).double()
     log_p += 0.01 * torch.randn(600, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    flipped = torch.where(torch.arange(600) % 10 < 7, 1 - y, y)
-    assert torch.equal(evidence(log_p, flipped).argmax(1), y)
+    wrong = torch.arange(600) % 10 < 7
+    score, _, looks_like = score_clients([log_p, log_p], [torch.where(wrong, 1 - y, y), y])
+    assert torch.equal(score >= 0.5, torch.cat([wrong, torch.zeros_like(wrong)]))
+    assert torch.equal(looks_like, torch.cat([y, y]))
+
+
+def uncertain(
+    seed: int, scale: float = 2.0, clients: int = 6, n: int = 150, classes: int = 3
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probabilities of classes that inputs do not tell apart well, labels drawn from them, and clients."""
+    generator = torch.Generator().manual_seed(seed)
+    log_p = (scale * torch.randn(clients * n, classes, generator=generator, dtype=torch.float64)).log_softmax(1)
+    y = torch.multinomial(log_p.exp(), 1, generator=generator)[:, 0]
+    return log_p, y, torch.arange(clients).repeat_interleave(n)
+
+
+def scored(log_p: torch.Tensor, y: torch.Tensor, client: torch.Tensor) -> torch.Tensor:
+    parts = [client == c for c in client.unique()]
+    return score_clients([log_p[rows] for rows in parts], [y[rows] for rows in parts])[0]
+
+
+def precision_of(score: torch.Tensor, wrong: torch.Tensor) -> float:
+    return float(average_precision_score(wrong.numpy(), score.numpy()))
+
+
+def noisy(kind: str, log_p: torch.Tensor, truth: torch.Tensor, client: torch.Tensor) -> torch.Tensor:
+    """Labels with errors of this kind."""
+    generator = torch.Generator().manual_seed(2)
+    drawn, classes = torch.rand(len(truth), generator=generator), log_p.shape[1]
+    step = torch.randint(1, classes, truth.shape, generator=generator) if kind == "symmetric" else 1
+    wrong = {
+        "symmetric": drawn < 0.15,
+        "pairwise": drawn < 0.15,
+        "systematic": (client < 2) & (truth == 0) & (drawn < 0.5),
+        "feature": (log_p[:, 0] > log_p[:, 0].quantile(0.7)) & (drawn < 0.5),
+    }[kind]
+    return torch.where(wrong, (truth + step) % classes, truth)
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "pairwise", "systematic", "feature"])
+def test_ranks_at_least_as_well_as_cleanlab_and_scores_are_probabilities(kind: str) -> None:
+    rank = pytest.importorskip("cleanlab.rank")
+    log_p, truth, client = uncertain(1, scale=3.0)
+    y = noisy(kind, log_p, truth, client)
+    wrong, score = y != truth, scored(log_p, y, client)
+    quality = torch.from_numpy(rank.get_label_quality_scores(y.numpy(), log_p.exp().numpy()))
+    assert precision_of(score, wrong) >= precision_of(-quality, wrong) - 0.01
+    if kind != "symmetric":  # a confusion is known
+        assert precision_of(score, wrong) >= precision_of(-quality, wrong) + 0.01
+    named = score >= 0.5
+    assert int(named.sum()) >= 10
+    assert float(score[named].mean()) == pytest.approx(float(wrong[named].double().mean()), abs=0.12)
+    assert float(score.mean()) == pytest.approx(float(wrong.double().mean()), abs=0.03)
+
+
+def test_labels_that_inputs_do_not_tell_are_not_suspects() -> None:
+    log_p, y, client = uncertain(0)
+    assert float(scored(log_p, y, client).mean()) < 0.02
+    assert float((log_p.argmax(1) != y).double().mean()) > 0.15  # though many differ from the likeliest class
+
+
+def test_a_model_that_knows_little_names_no_label_and_says_so() -> None:
+    """62 % of the labels are the likelier class, however sure the model is: noise, or classes not told apart."""
+    log_p, _, client = uncertain(0, scale=0.7, classes=2)
+    agrees = torch.rand(len(log_p), generator=torch.Generator().manual_seed(1)) < 0.62
+    y = torch.where(agrees, log_p.argmax(1), log_p.argmin(1))
+    with pytest.warns(InputWarning, match="explain these labels equally well: all scores are 0"):
+        score = scored(log_p, y, client)
+    assert not bool(score.any())
+
+
+def test_wrong_labels_of_classes_that_a_client_does_not_have() -> None:
+    """Two classes per client and labels of any other: the shares of classes must not explain them."""
+    generator = torch.Generator().manual_seed(5)
+    client = torch.arange(10).repeat_interleave(60)
+    truth = (client + torch.randint(0, 2, (600,), generator=generator)) % 10
+    noise = torch.randn(600, 10, generator=generator, dtype=torch.float64)
+    log_p = (2 * torch.nn.functional.one_hot(truth, 10) + noise).log_softmax(1)
+    wrong = torch.rand(600, generator=generator) < 0.2
+    y = torch.where(wrong, (truth + torch.randint(1, 10, (600,), generator=generator)) % 10, truth)
+    named = scored(log_p, y, client) >= 0.5
+    assert int((named & wrong).sum()) >= 0.8 * int(wrong.sum())
+    assert int((named & wrong).sum()) >= 0.9 * int(named.sum())
+
+
+def test_likelihood_and_posterior_against_loops_over_samples_and_classes() -> None:
+    log_p, y, client = uncertain(4, clients=3, n=30)
+    y[::6] = (y[::6] + 1) % 3
+    fit = fit_noise(log_p, y, client, (True,))
+    e, q = fit.noise
+    again = _maximise(log_p, y, client, fit, 1)  # one step from known shares, confusion and posterior
+    total = 0.0
+    for i in range(len(y)):
+        counts = [1.0 / 3] * 3
+        for j in range(len(y)):
+            if j != i and client[j] == client[i]:
+                counts = [count + float(fit.posterior[j, k]) for k, count in enumerate(counts)]
+        p = [math.exp(float(log_p[i, k]) / fit.temperature) * counts[k] for k in range(3)]
+        p = [value / sum(p) for value in p]
+        share = float(e[client[i]])
+        joint = [p[k] * (1 - share if k == y[i] else share * float(q[k, y[i]])) for k in range(3)]
+        total += math.log(sum(joint))
+        assert again.posterior[i].tolist() == pytest.approx([value / sum(joint) for value in joint], abs=1e-9)
+    assert again.log_likelihood == pytest.approx(total, rel=1e-9)
+    everything = sum(label_probabilities(fit.noise, torch.full_like(y, k), client) for k in range(3))
+    assert torch.allclose(everything, torch.ones_like(log_p))  # of any true class, the labels have probability 1
+
+
+def test_a_regression_that_trusts_no_suspects_does_not_learn_the_habit_of_a_client() -> None:
+    log_p, truth, client = uncertain(3, scale=5.0)
+    wrong = (client == 0) & (truth == 0) & (torch.arange(len(truth)) % 2 == 0)
+    y = torch.where(wrong, 1, truth)
+    mine, trust = client == 0, torch.where(wrong, 0.0, 1.0).double()
+    blind, aware = (
+        margins(_leave_one_out(log_p[mine], y[mine], t), y[mine]) for t in (torch.ones(150).double(), trust[mine])
+    )
+    assert float(aware[wrong[mine]].mean()) < float(blind[wrong[mine]].mean()) - 0.2
 
 
 def test_one_sample_one_class_and_equal_margins_have_finite_scores() -> None:

@@ -14,7 +14,7 @@ from fedtilt.spec.method import required_settings
 
 WITHOUT_PAPER = {
     "local", "cross_entropy", "squared", "token_cross_entropy", "label_cross_entropy", "clipping", "mean",
-    "equal", "samples",
+    "equal", "samples", "root_selected",
 }  # fmt: skip
 
 

@@ -73,7 +73,7 @@ class Audit:
     label: Tensor
     looks_like: Tensor  # the class that it looks like; -1: unknown
     score: Tensor  # in [0, 1]
-    margin: Tensor  # evidence for the label minus that for the best other class
+    margin: Tensor  # log-odds that the label is right; the order of equal scores
     learnt: Learnt
     rounds: Tensor
     client_names: tuple[str, ...]

@@ -1,24 +1,42 @@
 """From what was collected to one suspicion score per sample: the estimated probability that its label is wrong.
 
-1. Evidence for each class, out of sample. The logarithm of the probability that the received models give it, averaged
-   over the rounds of the client, of which the r-th counts r times because later models are better; plus the logarithm
-   of the class's share in the client's labels: a federation of clients with few classes trains a shared model that does
-   not know which ones a client has. To it is added what a ridge regression of the client's labels on these
-   log-probabilities predicts for a sample without its own label: it corrects what the shared model gets wrong on this
-   client in general. Its weight grows with the number of samples, and with its agreement with the shared model, so that
-   a client with mostly wrong labels does not vouch for itself.
+1. Evidence for each class, out of sample: g_k, the logarithm of the probability that the received models give it,
+   averaged over the rounds of the client, of which the r-th counts r times because later models are better.
 
-2. The margin of a label is its evidence minus the largest other one. This is the area under the margin (Pleiss et al.,
-   NeurIPS 2020, arXiv 2001.10528), but of models that have not seen the label. It is divided by the mean lead of the
-   class that the sample looks like, since a model is less sure of some classes, above all of those with many wrong
-   labels: confident learning has a threshold per class for this (Northcutt, Jiang, Chuang, JAIR 2021, arXiv
-   1911.00068).
+2. The noise model. A sample is truly of class k with probability
 
-3. Right and wrong labels are two normal distributions of the margin with one variance (a mixture as in DivideMix, Li et
-   al., ICLR 2020, arXiv 2002.07394). The mean of the wrong ones is at most minus half that of the right ones: a wrong
-   label is below the true class about as far as a right one is above the others. Without it, the mixture would split
-   clean data in two. Each client has a share of wrong labels of its own, drawn to that of all. The score is the
-   posterior probability sigmoid(slope · margin + intercept of the client).
+       p_k ∝ exp(g_k / T) · s_k
+
+   Its label y is right, or it is wrong with a share e of its client, drawn to that of all, and has another class by a
+   confusion q of all clients:
+
+       P(y) = (1 − e) p_y + e Σ_k≠y p_k q(y | k)
+
+   s_k is the number of other samples of the client that are truly of class k, as far as that is known: a federation of
+   clients with few classes trains a shared model that does not know which ones a client has. Without the sample itself,
+   since otherwise a wrong label of a class that the client does not have would vouch for itself. Where the inputs alone
+   tell the class, s is 1: shares would teach the audit the habit of a client. e, q and s maximise the likelihood by
+   expectation–maximisation, q with a few wrong labels spread evenly. T is the best of a grid: it tells wrong labels
+   from classes that the inputs do not tell apart. The score is the posterior probability that the label is wrong.
+
+3. With shares, the evidence is also corrected by what a ridge regression of the client's labels on the
+   log-probabilities, without a sample, predicts for it. It trusts a label as far as step 2 does, so that it does not
+   learn a habit either. Its weight grows with the number of samples, and with its agreement with the shared model. Step
+   2 is taken again, and the result with the higher likelihood is used.
+
+A model that was trained on wrong labels is a little unsure of every sample of a class. With two classes, a higher T
+then explains these labels as well as noise does; where the inputs tell the classes, the score is that of the mixture
+below. Where they hardly do, many wrong labels and none explain the labels equally well. Then no label is named, and a
+warning says so.
+
+Confident learning estimates confusions by counting (Northcutt, Jiang, Chuang, JAIR 2021, arXiv 1911.00068); the
+likelihood is that of Dawid and Skene (Applied Statistics 28, 1979) with one label per sample; class shares by
+expectation–maximisation are from Saerens, Latinne and Decaestecker (Neural Computation 14, 2002).
+
+Losses alone (`labels.audit`) have no classes. There too, right and wrong labels are two normal distributions of the
+margin with one variance, a mixture as in DivideMix (Li et al., ICLR 2020, arXiv 2002.07394). The mean of the wrong
+ones is at most minus half that of the right ones: a wrong label is below the true class about as far as a right one is
+above the others. Without it, the mixture would split clean data in two.
 
 Tests with planted flips compare it with the truth: see docs/audit.md.
 """
@@ -31,57 +49,162 @@ import torch
 from torch import Tensor
 
 from fedtilt.auditing.collect import margins
+from fedtilt.data.data_warnings import warn
 
 _RIDGE = 10.0  # strength of the regression, in samples
 _HALF_WEIGHT = 100  # the regression counts half as much as the shared model at a client with this many samples
 _LEAST_WRONG = 0.5  # the mean margin of wrong labels is at most minus so much of that of right ones
-_PRIOR_SAMPLES = 10.0  # how strongly the share of a client, or the lead of a class, is drawn to that of all
+_PRIOR_SAMPLES = 10.0  # how strongly the share of wrong labels of a client is drawn to that of all
 _ITERATIONS = 200
+_TEMPERATURES = tuple(10 ** (k / 5) for k in range(-3, 5))
+_FINER = (0.8, 1.0, 1.25)  # of the best of these temperatures
+_TRIAL_STEPS, _LAST_STEPS = 12, 30  # of expectation–maximisation, at every temperature and at the best one
+_FIRST_SHARE = 0.1  # of wrong labels, where the fit starts
+_CONFUSION_PRIOR = 2.0  # wrong labels of every class that are spread evenly over the others
+_CLASS_PRIOR = 1.0  # samples of a client that are spread evenly over the classes
+_HABIT = 0.02  # nats per label that class shares have to gain, since they learn the habit of a client too
+_LEAST_EXPLAINED = 0.19  # a fit that explains less of what class shares leave open of the labels names none
+_TOLD_APART = 0.5  # and with this much, inputs tell two classes
+_MANY_WRONG = 0.05  # a share of wrong labels that is worth a warning then
 
 
-def evidence(log_p: Tensor, y: Tensor) -> Tensor:
-    """The evidence for each class of each sample of one client, (n, K): larger is more likely.
+class Noise(NamedTuple):
+    """Shares of wrong labels, and which label a wrong one has."""
+
+    shares: Tensor  # (clients,)
+    confusion: Tensor  # (K, K): the probability of a wrong label (columns), given the true class (rows)
+
+
+class Fit(NamedTuple):
+    """The noise model, fitted to the labels of all clients together."""
+
+    noise: Noise
+    temperature: float
+    with_shares: bool  # of classes in the client
+    p: Tensor  # (n, K) the probability of each class without the label of the sample
+    posterior: Tensor  # (n, K) and with it
+    log_likelihood: float
+
+    def wrong(self, y: Tensor) -> Tensor:
+        """The probability that each label is wrong, (n,)."""
+        return (1 - self.posterior.gather(1, y[:, None])[:, 0]).clamp(0.0, 1.0)
+
+    def merit(self, y: Tensor) -> float:
+        """What the best fit has most of: the log-likelihood, less what class shares have to gain."""
+        return self.log_likelihood - _HABIT * self.with_shares * len(y)
+
+
+def fit_noise(evidence: Tensor, y: Tensor, client: Tensor, with_shares: Sequence[bool] = (False, True)) -> Fit:
+    """The noise model at the best temperature, with class shares or without.
+
+    Args:
+        evidence: for each class, of models that were not trained on these labels, (n, K)
+        y: labels (n,)
+        client: the number of the client of each sample, from 0, (n,)
+        with_shares: the choices
+    """
+    classes, clients = evidence.shape[1], int(client.max()) + 1
+    noise = Noise(
+        torch.full((clients,), _FIRST_SHARE, dtype=evidence.dtype),
+        torch.full((classes, classes), 1 / max(1, classes - 1), dtype=evidence.dtype).fill_diagonal_(0.0),
+    )
+    as_labelled = torch.nn.functional.one_hot(y, classes).to(evidence)
+    tried = [
+        _maximise(evidence, y, client, Fit(noise, t, s, as_labelled, as_labelled, 0.0), _TRIAL_STEPS)
+        for t in _TEMPERATURES
+        for s in with_shares
+    ]
+    best = max(tried, key=lambda fit: fit.merit(y))
+    finer = [
+        _maximise(evidence, y, client, best._replace(temperature=f * best.temperature), _TRIAL_STEPS) for f in _FINER
+    ]
+    return _maximise(evidence, y, client, max(finer, key=lambda fit: fit.merit(y)), _LAST_STEPS)
+
+
+def _maximise(evidence: Tensor, y: Tensor, client: Tensor, fit: Fit, steps: int) -> Fit:
+    """Expectation–maximisation at one temperature, with class shares or without."""
+    noise, posterior = fit.noise, fit.posterior
+    sizes = torch.bincount(client, minlength=len(noise.shares)).to(evidence)
+    is_label = torch.nn.functional.one_hot(y, evidence.shape[1]).to(evidence)
+    for _ in range(steps):
+        prior = _other_samples(posterior, client).log() if fit.with_shares else 0.0
+        p = (evidence / fit.temperature + prior).softmax(1)
+        joint = p * label_probabilities(noise, y, client)
+        total = joint.sum(1, keepdim=True).clamp_min(1e-300)
+        posterior = joint / total
+        wrong = posterior * (1 - is_label)
+        by_client = torch.zeros_like(sizes).index_add_(0, client, wrong.sum(1))
+        shares = (by_client + _PRIOR_SAMPLES * by_client.sum() / sizes.sum()) / (sizes + _PRIOR_SAMPLES)
+        confusion = _with_prior(wrong.T @ is_label)
+        noise = Noise(shares.clamp(1e-6, 0.95), confusion)
+    return Fit(noise, fit.temperature, fit.with_shares, p, posterior, float(total.log().sum()))
+
+
+def explained_part(fit: Fit, y: Tensor, client: Tensor) -> float:
+    """How much better than class shares the fit explains the labels: 1 − its log-likelihood / that of the shares."""
+    classes = fit.p.shape[1]
+    shares = _other_samples(torch.nn.functional.one_hot(y, classes).to(fit.p), client)
+    of_client = float((shares / shares.sum(1, keepdim=True)).gather(1, y[:, None]).log().sum())
+    counts = torch.bincount(y, minlength=classes).to(fit.p)
+    of_all = float((counts * _log(counts / counts.sum())).sum())
+    return 1 - fit.log_likelihood / min(max(of_client, of_all), -1e-9)
+
+
+def _other_samples(classes: Tensor, client: Tensor) -> Tensor:
+    """How many other samples of its client each sample has of every class, (n, K), with a prior.
+
+    Args:
+        classes: probabilities of the classes of each sample, (n, K)
+        client: the number of the client of each sample (n,)
+    """
+    counts = torch.zeros(int(client.max()) + 1, classes.shape[1], dtype=classes.dtype).index_add_(0, client, classes)
+    return (counts[client] - classes).clamp_min(0.0) + _CLASS_PRIOR / classes.shape[1]
+
+
+def label_probabilities(noise: Noise, y: Tensor, client: Tensor) -> Tensor:
+    """The probability of each label, given the true class, (n, K): 1 − e if it is the class, else e q(y | k)."""
+    e = noise.shares[client][:, None]
+    return (e * noise.confusion.T[y]).scatter(1, y[:, None], 1 - e)
+
+
+def _with_prior(counts: Tensor) -> Tensor:
+    """Rows of shares from counts of wrong labels and of those that are spread evenly; the diagonal is 0."""
+    classes = len(counts)
+    counts = (counts + _CONFUSION_PRIOR / max(1, classes - 1)).fill_diagonal_(0.0)
+    return counts / counts.sum(1, keepdim=True).clamp_min(1e-300)
+
+
+def _local_evidence(log_p: Tensor, y: Tensor, trust: Tensor, shared: Tensor) -> Tensor:
+    """What the other samples of a client say about each of its samples, on the scale of the shared evidence, (n, K)."""
+    local = _leave_one_out(log_p, y, trust)
+    a, b = margins(shared, y), margins(local, y)
+    scale = a.abs().mean() / b.abs().mean().clamp_min(1e-9)
+    return len(y) / (len(y) + _HALF_WEIGHT) * _correlation(a, b).clamp_min(0.0) * scale * local
+
+
+def _leave_one_out(log_p: Tensor, y: Tensor, trust: Tensor) -> Tensor:
+    """What a ridge regression of the labels on the log-probabilities, without a sample, predicts for it, (n, K).
 
     Args:
         log_p: log-probabilities of models that were not trained on these labels, (n, K)
         y: labels (n,)
+        trust: the weight of each sample, (n,) in [0, 1]
     """
-    n, classes = log_p.shape
-    share = torch.bincount(y, minlength=classes).double() + 0.01
-    shared = log_p + (share / share.sum()).log()
-    local = _leave_one_out(log_p, y)
-    a, b = margins(shared, y), margins(local, y)
-    scale = a.abs().mean() / b.abs().mean().clamp_min(1e-9)
-    return shared + n / (n + _HALF_WEIGHT) * _correlation(a, b).clamp_min(0.0) * scale * local
-
-
-def _leave_one_out(log_p: Tensor, y: Tensor) -> Tensor:
-    """What a ridge regression of the labels on the log-probabilities, without a sample, predicts for it, (n, K)."""
     n = len(y)
     x = log_p - log_p.mean(0)
     x = torch.cat([x / x.std(unbiased=False).clamp_min(1e-9), torch.ones(n, 1, dtype=x.dtype)], 1)
     penalty = torch.full((x.shape[1],), _RIDGE, dtype=x.dtype)
     penalty[-1] = 1e-6  # the intercept
-    solution = torch.linalg.solve(x.T @ x + penalty.diag(), x.T)  # (K + 1, n)
-    leverage = (x * solution.T).sum(1).clamp(max=0.99)
+    weighted = (x * trust[:, None]).T
+    solution = torch.linalg.solve(weighted @ x + penalty.diag(), weighted)  # (K + 1, n)
+    leverage = (x * solution.T).sum(1, keepdim=True).clamp(max=0.99)
     targets = torch.nn.functional.one_hot(y, log_p.shape[1]).to(x)
-    residual = targets - x @ (solution @ targets)
-    return targets - residual / (1 - leverage)[:, None]
+    return (x @ (solution @ targets) - leverage * targets) / (1 - leverage)
 
 
 def _correlation(a: Tensor, b: Tensor) -> Tensor:
     a, b = a - a.mean(), b - b.mean()
     return (a @ b) / (a.norm() * b.norm()).clamp_min(1e-12)
-
-
-def _lead(evidence: Tensor) -> Tensor:
-    """The mean lead of the best class over the second, of the samples that look like the same class, (n,)."""
-    best = evidence.topk(2, 1)
-    lead, like = best.values[:, 0] - best.values[:, 1], best.indices[:, 0]
-    classes = evidence.shape[1]
-    count = torch.bincount(like, minlength=classes) + _PRIOR_SAMPLES
-    total = torch.zeros(classes, dtype=lead.dtype).index_add_(0, like, lead) + _PRIOR_SAMPLES * lead.mean()
-    return (total / count).clamp_min(1e-9)[like]
 
 
 class Mixture(NamedTuple):
@@ -156,9 +279,35 @@ def expected_precision(scores: Tensor) -> Tensor:
 
 
 def score_clients(log_p: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Score, margin and the class it looks like, of all samples of these clients, one client after the other."""
-    classes = [evidence(p, y) for p, y in zip(log_p, labels, strict=True)]
-    y, every = torch.cat(list(labels)), torch.cat(classes)
-    client = torch.repeat_interleave(torch.arange(len(labels)), torch.tensor([len(y) for y in labels]))
-    margin = margins(every, y) / _lead(every)
-    return fit_mixture(margin, client, len(labels)).score(margin, client), margin, every.argmax(1)
+    """Score, margin and the class it looks like, of all samples of these clients, one client after the other.
+
+    The margin is the logarithm of the odds that the label is right.
+    """
+    sizes = [len(y) for y in labels]
+    y, client = torch.cat(list(labels)), torch.repeat_interleave(torch.arange(len(labels)), torch.tensor(sizes))
+    evidence = torch.cat(list(log_p))
+    fit = fit_noise(evidence, y, client)
+    if fit.with_shares:
+        trust, shared = 1 - fit.wrong(y), fit.temperature * _log(fit.p)
+        parts = zip(log_p, labels, trust.split(sizes), shared.split(sizes), strict=True)
+        local = torch.cat([_local_evidence(*part) for part in parts])
+        fit = max(fit, fit_noise(evidence + local, y, client, (True,)), key=lambda fit: fit.merit(y))
+    score, explained = fit.wrong(y), explained_part(fit, y, client)
+    if explained < _LEAST_EXPLAINED:
+        if float(score.mean()) > _MANY_WRONG:
+            warn([
+                "wrong labels and classes that the model does not tell apart explain these labels equally well: all "
+                "scores are 0; train longer, or add inputs that tell the classes"
+            ])  # fmt: skip
+        score = torch.zeros_like(score)
+    elif evidence.shape[1] == 2 and explained >= _TOLD_APART:
+        margin = margins(evidence, y)
+        score = fit_mixture(margin, client, len(labels)).score(margin, client)
+    is_label = torch.nn.functional.one_hot(y, evidence.shape[1]).bool()
+    looks_like = fit.posterior.masked_fill(is_label & (score >= 0.5)[:, None], -1.0).argmax(1)
+    own = fit.posterior.gather(1, y[:, None])[:, 0]
+    return score, _log(own) - _log(1 - own), looks_like
+
+
+def _log(p: Tensor) -> Tensor:
+    return p.clamp_min(1e-300).log()

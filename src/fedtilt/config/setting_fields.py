@@ -142,9 +142,11 @@ def check_value(field: Field[Any], value: Any) -> Any:
     problems = []
     for kind in alternatives(field.type):
         try:
-            return _check_choices(field, _to_type(field, kind, value))
+            typed = _to_type(field, kind, value)
         except InputError as problem:
             problems.append(problem)
+        else:
+            return _check_choices(field, typed)
     raise problems[0]
 
 
@@ -172,7 +174,8 @@ def _to_type(field: Field[Any], kind: Any, value: Any) -> Any:
         return check_number(value, name, limits, field.metadata.get("inf", True))
     if kind == Name and isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    if kind in (str, Name) and not isinstance(value, str) and not field.metadata.get("choices"):
+    is_other = isinstance(value, tuple | list) or not field.metadata.get("choices")  # choices need not be text
+    if kind in (str, Name) and not isinstance(value, str) and is_other:
         raise InputError(f"{name} must be text, got {value!r}")
     return value
 
