@@ -56,7 +56,7 @@ def run_again(
 @pytest.mark.parametrize(
     ("case", "kills", "hashes"),
     [
-        ("plain", 4, 2 + 12 + 8 + 1),  # two servers, twelve personal models, counts and metrics
+        ("plain", 2, 2 + 12 + 8 + 1),  # two servers, twelve personal models, counts and metrics
         pytest.param("plain", 50, 2 + 12 + 8 + 1, marks=pytest.mark.slow),
         # momentum of the server; local parts and two sets of buffers
         pytest.param("local", 10, 2 * 3 + 12 * 4 + 8 + 1, marks=pytest.mark.slow),
