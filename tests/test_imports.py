@@ -44,7 +44,7 @@ def import_from(monkeypatch: pytest.MonkeyPatch):
 
 
 def case(path: Path):
-    slow = [pytest.mark.slow] if path.stem in ("lora", "language") else []  # transformers; tests/test_examples.py runs them
+    slow = [pytest.mark.slow] if path.stem in ("lora", "language") else []  # tests/test_examples.py runs them
     return pytest.param(path, id=f"{path.parent.name}/{path.stem}", marks=slow)
 
 
