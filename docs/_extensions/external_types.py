@@ -14,6 +14,7 @@ PAGES = {  # the start of a type's name → the page; {} is the whole name
     "torch.nn.parameter.": "https://docs.pytorch.org/docs/stable/generated/torch.nn.parameter.Parameter.html",
     "torch.Tensor": "https://docs.pytorch.org/docs/stable/tensors.html",
     "torch.device": "https://docs.pytorch.org/docs/stable/tensor_attributes.html",
+    "torch.dtype": "https://docs.pytorch.org/docs/stable/tensor_attributes.html",
     "flwr.": "https://flower.ai/docs/framework/ref-api/flwr.html",
     "pandas.": "https://pandas.pydata.org/docs/reference/api/{}.html",
     "plotly.": "https://plotly.com/python-api-reference/",
