@@ -63,10 +63,12 @@ def forget(
             console, f"{change.method}, seed {change.seed}: the others change by {mean:+.2f} on average; "
             f"lowest {least}; highest {most}",
         )  # fmt: skip
+    first = first_round(folder, client)
+    selected = f"was first selected in round {first}" if first else "was never selected"
     again = f"fedtilt run {shlex.quote(str(new / 'spec.toml'))} --out OTHER, then fedtilt check OTHER"
     print_lines(
         console, f"trained:    {plural(spec.train.rounds, 'round')} again, from the first on: a whole run"
-        f" ({client} was first selected in round {first_round(folder, client) or 'none'})",
+        f" ({client} {selected})",
         f"models:     {model_digest(new)} (blake2b), those of a run that never had the client",
         f"to verify:  delete its rows or samples, {again}", f"compared:   {page}",
         f"next:       rm -r {shlex.quote(str(folder))}, which still has the client",

@@ -134,7 +134,7 @@ def server_update(
     *,
     selected: int | None = None,  # how many clients were asked for an update; None: as many as sent one
     round: int = 1,
-    root: Tensor | None = None,  # with a root set, the model that the server trained on its root set
+    root: Tensor | None = None,  # of a rule with a root set: the model that the server trained on it
     clients: int | None = None,  # how many there are; None: as many as were asked
     are_valid: bool = False,  # whether the updates have been checked
 ) -> ServerUpdate:
