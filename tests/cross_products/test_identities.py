@@ -36,8 +36,9 @@ Tensors = dict[str, Tensor]
 
 def states_of(state: FederationState) -> dict[str, Tensors]:
     """What the server and every client keep for the method `m`."""
-    kept = {f"client {n}": dict(state.client_states.get(("m", n))) for _, n in state.client_states.owners() if _ == "m"}
-    return {"server": dict(state.server["m"])} | kept
+    clients = [n for name, n in state.client_states.owners() if name == "m"]
+    kept = {f"client {n}": state.client_states.get(("m", n)).to_tensors() for n in clients}
+    return {"server": state.server["m"].to_tensors()} | kept
 
 
 @functools.cache
