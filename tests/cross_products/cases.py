@@ -140,14 +140,16 @@ class Case(NamedTuple):
         return f"{self.method}: {', '.join(self.options)}; resumed after {self.resume_after}"
 
 
-def pairwise_cases(size: int = 3) -> list[Case]:
+def few_cases(size: int = 6) -> list[Case]:
     """Few cases that have every method with every option, every pair of options, and a resume at every round.
 
-    Cases are filled greedily: the next option is the one with the most pairs that no case has yet.
+    Options that change no bit stand together beside every method. Other cases are filled greedily: the next option is
+    the one with the most pairs that no case has yet.
     """
-    missing = {frozenset(("method " + m, o)) for m in METHODS for o in NEUTRAL}
-    missing |= {frozenset(pair) for pair in itertools.combinations(NEUTRAL, 2)}
-    cases: list[Case] = []
+    exact = tuple(name for name, option in NEUTRAL.items() if option.is_exact)
+    cases = [Case(m, exact, i % ROUNDS) for i, m in enumerate(METHODS)]
+    missing = {frozenset(("method " + m, o)) for m in METHODS for o in NEUTRAL if o not in exact}
+    missing |= {frozenset(p) for p in itertools.combinations(NEUTRAL, 2) if not {*p} <= {*exact}}
     while missing:
         m = max(METHODS, key=lambda m: sum("method " + m in pair for pair in missing))
         chosen: list[str] = []

@@ -81,7 +81,7 @@ def test_an_optimizer_of_the_method_is_that_of_the_run(name: str) -> None:
         servers[1] = server_update(ft.fedavg(), servers[1], updates, of_run).state
     a, b = (server.to_tensors() for server in servers)
     assert a.keys() == b.keys()
-    assert all(torch.equal(servers[0][key], servers[1][key]) for key in servers[0])
+    assert all(torch.equal(a[key], b[key]) for key in a)
     both = server_update(method, servers[0], updates, TrainSettings(server_optimizer={"rule": "sgd", "lr": 3.0})).state
     alone = server_update(method, servers[0], updates, TrainSettings()).state
     assert torch.equal(both.parameters, alone.parameters)  # the method's own comes first

@@ -1,0 +1,99 @@
+"""How a data set is divided among clients: keywords of `Federation.build`, and the table `[clients]` of a spec."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedtilt import checks
+from fedtilt.config.setting_fields import check_table, default_of, documented, setting, settings_of
+from fedtilt.data.dataset import Dataset
+from fedtilt.data.outliers import KINDS, Outliers
+from fedtilt.data.partition import PARTITIONS
+from fedtilt.errors import InputError, NoEffect
+
+
+@documented
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """How a data set is divided among clients, and which of their samples are used.
+
+    >>> Division(count=10, partition="dirichlet").alpha
+    0.5
+    """
+
+    count: int = setting(100, 'the number of clients; with partition "column" the data has its own', ge=1)
+    partition: str | None = setting(
+        None,
+        "how the data is divided: a few classes each (classes), unequal shares of every class (dirichlet), shuffled "
+        'and split evenly (iid), or the data\'s own clients (column); default: "column" if it has clients of its own, '
+        'else "classes"',
+        choices=PARTITIONS,
+        example="dirichlet",
+    )
+    classes_per_client: int = setting(
+        2,
+        'the number of classes of each client, with partition "classes"',
+        ge=1,
+        only_with={"partition": ["classes", None]},  # with None, it depends on the data
+    )
+    alpha: float = setting(
+        0.5,
+        'how equal the clients are, with partition "dirichlet"; small is unequal',
+        gt=0,
+        only_with={"partition": ["dirichlet"]},
+    )
+    max_train: int | None = setting(None, "the most training samples per client; default: all", ge=1, example=600)
+    leave_out: tuple[str, ...] = setting(
+        (),
+        "clients that are not part of the run, by name; the others have the samples and random numbers that they have "
+        "with them",
+        allowed='a list of names, such as ["north"]',
+    )
+    validation: float = setting(
+        0.0, "the share of training data used for validation, with the classes in proportion", ge=0, lt=1
+    )
+    validation_outliers: bool = setting(
+        False,
+        "whether validation data has outliers too, drawn once, as in practice; otherwise it is clean",
+        only_with={"outliers.kind": KINDS[1:]},  # a search draws validation data itself
+    )
+
+    def __post_init__(self) -> None:
+        check_table(self)
+
+    def check_used(self, partition: str, outliers: Outliers) -> None:
+        """Raise NoEffect for a setting without effect beside this partition, the one that is used, and outliers."""
+        declared = settings_of(type(self))
+        values = {key: getattr(self, key) for key in declared}
+        checks.check_used(
+            values | {"partition": partition, "outliers.kind": outliers.kind},
+            {key: default_of(field) for key, field in declared.items()},
+            {key: field.metadata["only_with"] for key, field in declared.items()},
+            lambda key: key.removesuffix(".kind"),
+        )
+        if self.validation_outliers and not self.validation:
+            text = "validation_outliers = True has no effect here; set validation, or leave it out"
+            raise NoEffect(text, key="validation_outliers")
+
+
+def resolve_division(clients: int | Division | None, settings: dict[str, Any]) -> tuple[Division, int | None]:
+    """The division from a number of clients and settings, or from a `Division`; and the number, if it is given."""
+    if not isinstance(clients, Division):
+        count = None if clients is None else checks.whole(clients, "clients", 1)
+        return Division(**settings, **({} if count is None else {"count": count})), count
+    for key, value in settings.items():
+        raise InputError(f"{key} = {value!r} does not apply to {clients}; use Division({key}={value!r})")
+    return clients, None if clients.count == Division.count else clients.count
+
+
+def resolve_clients(data: Dataset, partition: str | None, clients: int | None) -> tuple[str, int]:
+    """The partition and the number of clients; their defaults depend on the data."""
+    own = data.client_names
+    if partition not in (None, "column") or own is None:
+        default = "classes" if data.target is None else "iid"
+        return partition or default, Division.count if clients is None else clients
+    if clients is not None and clients != len(own):
+        raise InputError(
+            f"clients = {clients} differs from the {len(own)} clients that {data.name!r} has of its own; leave it out, "
+            "or set partition to classes, dirichlet or iid"
+        )
+    return "column", len(own)
