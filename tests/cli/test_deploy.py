@@ -43,7 +43,7 @@ def test_a_new_project_is_complete_reads_a_sites_own_table_and_trains(
     monkeypatch.syspath_prepend(str(tmp_path / "Mine 2"))
     modules = [importlib.import_module(f"federation.{name}") for name in ("task", "client", "server")]
     for name in ("federation", *(module.__name__ for module in modules)):
-        monkeypatch.delitem(sys.modules, name)  # another project has modules of the same name
+        del sys.modules[name]  # another project has modules of the same name
     given = modules[0].TASK
     task = given.resolve({})
     assert (task.method.name, task.spec.clients.count, task.spec.name) == ("fedtilt", 3, "mine-2")
