@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -151,7 +152,8 @@ def few_cases(size: int = 6) -> list[Case]:
     missing = {frozenset(("method " + m, o)) for m in METHODS for o in NEUTRAL if o not in exact}
     missing |= {frozenset(p) for p in itertools.combinations(NEUTRAL, 2) if not {*p} <= {*exact}}
     while missing:
-        m = max(METHODS, key=lambda m: sum("method " + m in pair for pair in missing))
+        pairs = Counter(itertools.chain.from_iterable(missing))
+        m = max(METHODS, key=lambda m: pairs["method " + m])
         chosen: list[str] = []
         for _ in range(size):
             free = [o for o in NEUTRAL if o not in chosen and not _overlap(o, chosen)]

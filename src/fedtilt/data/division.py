@@ -53,17 +53,20 @@ class Division:
     )
     validation_outliers: bool = setting(
         False,
-        "whether validation data has outliers too, drawn once, as in practice; otherwise it is clean",
+        "whether validation data has outliers too, drawn once, and the labels of annotators, as in practice; otherwise "
+        "it is clean",
         only_with={"outliers.kind": KINDS[1:]},  # a search draws validation data itself
     )
 
     def __post_init__(self) -> None:
         check_table(self)
 
-    def check_used(self, partition: str, outliers: Outliers) -> None:
-        """Raise NoEffect for a setting without effect beside this partition, the one that is used, and outliers."""
+    def check_used(self, partition: str, outliers: Outliers, *, noisy_labels: bool = False) -> None:
+        """Raise NoEffect for a setting without effect beside the partition that is used, and outliers or noisy labels."""
         declared = settings_of(type(self))
         values = {key: getattr(self, key) for key in declared}
+        if noisy_labels:
+            values["validation_outliers"] = False  # it has an effect: the labels of annotators
         checks.check_used(
             values | {"partition": partition, "outliers.kind": outliers.kind},
             {key: default_of(field) for key, field in declared.items()},

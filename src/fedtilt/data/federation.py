@@ -69,7 +69,7 @@ class Federation(ClientData):
         partition, count = resolve_clients(dataset, division.partition, clients)
         seed = checks.whole(seed, "seed")
         check_outliers(outliers, dataset)
-        division.check_used(partition, outliers)
+        division.check_used(partition, outliers, noisy_labels=dataset.noisy_train is not None)
         _check_leave_out(division.leave_out, dataset, outliers)
         indices, names = divide(
             dataset, partition, count, division.classes_per_client, division.alpha, seed, division.leave_out
