@@ -112,10 +112,10 @@ FEW = few_cases()
 
 def check_options(case: Case, folder: Path) -> None:
     """Check a case without the options that cannot be beside the others, and these one by one."""
-    together, apart = case, []
-    if not is_accepted(case):
-        together = case._replace(options=())
-    for option in case.options if together is not case else ():
+    if check(case, folder / "all"):
+        return
+    together, apart = case._replace(options=()), []
+    for option in case.options:
         more = case._replace(options=(*together.options, option))
         if is_accepted(more):
             together = more

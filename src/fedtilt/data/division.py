@@ -62,7 +62,7 @@ class Division:
         check_table(self)
 
     def check_used(self, partition: str, outliers: Outliers, *, noisy_labels: bool = False) -> None:
-        """Raise NoEffect for a setting without effect beside the partition that is used, and outliers or noisy labels."""
+        """Raise NoEffect for a setting without effect beside the partition that is used, outliers and noisy labels."""
         declared = settings_of(type(self))
         values = {key: getattr(self, key) for key in declared}
         if noisy_labels:
@@ -82,7 +82,7 @@ def resolve_division(clients: int | Division | None, settings: dict[str, Any]) -
     """The division from a number of clients and settings, or from a `Division`; and the number, if it is given."""
     if not isinstance(clients, Division):
         count = None if clients is None else checks.whole(clients, "clients", 1)
-        return Division(**settings, **({} if count is None else {"count": count})), count
+        return Division(count=Division.count if count is None else count, **settings), count
     for key, value in settings.items():
         raise InputError(f"{key} = {value!r} does not apply to {clients}; use Division({key}={value!r})")
     return clients, None if clients.count == Division.count else clients.count

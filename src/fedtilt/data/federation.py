@@ -61,9 +61,9 @@ class Federation(ClientData):
         check_two_values(dataset.groups, dataset.name)
         settings = {key: keywords.pop(key) for key in settings_of(Division) if key != "count" and key in keywords}
         division, clients = resolve_division(clients, settings)
-        names = {key: f"outlier_{key}" for key in settings_of(Outliers) if key != "kind"}
-        given = {key: keywords.pop(name) for key, name in names.items() if name in keywords}
-        outliers = resolve_outliers(outliers, **given)
+        prefixed = {key: f"outlier_{key}" for key in settings_of(Outliers) if key != "kind"}
+        of_outliers = {key: keywords.pop(name) for key, name in prefixed.items() if name in keywords}
+        outliers = resolve_outliers(outliers, **of_outliers)
         for key in keywords:
             raise TypeError(f"Federation.build() got an unexpected keyword argument {key!r}")
         partition, count = resolve_clients(dataset, division.partition, clients)
