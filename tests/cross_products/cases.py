@@ -130,6 +130,9 @@ NEUTRAL: dict[str, Option] = {
 }
 
 
+EXCLUSIVE = ({"privacy", "screen"}, {"privacy", "buckets of one"})  # refused beside every method
+
+
 class Case(NamedTuple):
     """One product: a method, options, and the round after which the run is resumed from a checkpoint (0: it is not)."""
 
@@ -178,9 +181,9 @@ def _pairs(m: str, options: Iterable[str]) -> set[frozenset[str]]:
 
 
 def _overlap(option: str, chosen: Iterable[str]) -> bool:
-    """Whether an option sets something that one of the others sets too."""
+    """Whether an option sets something that one of the others sets too, or is refused beside it."""
 
     def keys(name: str) -> set[str]:
         return {*NEUTRAL[name].settings, *NEUTRAL[name].federation}
 
-    return any(keys(option) & keys(other) for other in chosen)
+    return any(keys(option) & keys(other) or {option, other} in EXCLUSIVE for other in chosen)
