@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from fedtilt.config.setting_fields import default_of, setting, settings_of
 from fedtilt.data import names
+from fedtilt.data.published.catalog import entry
 from fedtilt.data.sources.image_cache import MODES
 from fedtilt.data.tables.settings import OF_TABLE, TableSettings
 from fedtilt.errors import InputError
@@ -106,6 +107,15 @@ class DataSpec(TableSettings, _DataSource):
             raise InputError(f"data.{sources[0]} and data.{sources[1]} are two data sets; keep one of them")
         if self.test_share is not None and sources not in (["file"], ["images"]):
             raise InputError(f"data.test_share = {self.test_share} needs data.file or data.images; leave it out")
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The keys without effect beside the others."""
+        unused = () if self.file else (*OF_TABLE, "schema")
+        unused += () if self.images else _OF_IMAGES
+        unused += () if self.file or self.images else ("test_share",)
+        is_downloaded = self.path is None and bool(entry(self.name).files)
+        return unused if self.images or is_downloaded else (*unused, "folder")
 
     @property
     def path(self) -> str | None:
