@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fedtilt.cli import options
 from fedtilt.cli.console import Console, escape, fits, print_lines, text_table
-from fedtilt.cli.run import SpecArgument, new_folder, train_and_print
+from fedtilt.cli.run import new_folder, train_and_print
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.trackers import trackers_of
 from fedtilt.spec import load
@@ -24,7 +24,7 @@ _MAX_ROWS = 12
 
 
 def tune(
-    spec: SpecArgument = "digits",
+    spec: options.Spec = "digits",
     over: Annotated[
         list[str] | None,
         typer.Option(
@@ -52,7 +52,9 @@ def tune(
     method: Annotated[
         str | None, typer.Option(metavar="NAME", help="The method (default: the first that has these settings).")
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="The most settings; a larger grid is sampled.")] = TRIALS,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="The most settings (default: 64); a larger grid is sampled.")
+    ] = None,
     halving: Annotated[bool, typer.Option(help="Whether weak settings are stopped early.")] = True,
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Stop after this time, such as 5m, with what there is.")
@@ -83,7 +85,7 @@ def tune(
     def search(callbacks: Sequence[Callback]) -> Tuning:
         return tune_spec(
             base, folder, over=parse_axes(over or []), by=by, at_least=parse_bounds(at_least or [], "--at-least"),
-            at_most=parse_bounds(at_most or [], "--at-most"), method=method, trials=trials, halving=halving,
+            at_most=parse_bounds(at_most or [], "--at-most"), method=method, trials=trials or TRIALS, halving=halving,
             budget=budget, callbacks=[*trackers, *callbacks],
         )  # fmt: skip
 

@@ -35,7 +35,7 @@ class ClientsSpec:
     """`[clients]`."""
 
     count: int | None = setting(
-        None, "the number of clients; default: the data's own with partition \"column\", else 100", ge=1, example=100
+        None, 'the number of clients; default: the data\'s own with partition "column", else 100', ge=1, example=100
     )
     partition: str | None = setting(
         None,
