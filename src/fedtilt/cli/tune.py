@@ -143,7 +143,7 @@ def _rows(
     for i, name in enumerate(names):
         row = tuning.settings[name]
         cells = [values[i] for values in axes.values()]
-        cells += [_format(row.validation[objective.name], objective) for objective in objectives]
+        cells += [objective.text(row.validation[objective.name]) for objective in objectives]
         cells += ["yours" if name == tuning.method else _gain(row, tuning.by)]
         cells += ["yes" if name in tuning.pareto_front else ""]
         out.add_row(*map(escape, cells), style="bold green" if name == tuning.chosen and tuning.is_possible else None)
@@ -154,15 +154,11 @@ def _title(objective: Objective) -> str:
     return escape(objective.title).replace(" fairness", "\nfairness")
 
 
-def _format(value: float, objective: Objective) -> str:
-    return f"{value:.2f}" if objective.unit else f"{value:.4g}"
-
-
 def _gain(row: TunedSetting, by: Objective) -> str:
     if row.gain is None or row.error is None:
         return ""
     sign = "+" if row.gain >= 0 else "-"
-    return f"{sign}{_format(abs(row.gain), by)} ± {_format(row.error, by)}"
+    return f"{sign}{by.text(abs(row.gain))} ± {by.text(row.error)}"
 
 
 def _remarks(tuning: Tuning, compared: int, left_out: Sequence[Objective]) -> list[str]:
@@ -199,7 +195,7 @@ def _test_table(tuning: Tuning) -> Table:
         cells = []
         for objective in tuning.objectives:
             by_seed = values[objective.name]
-            spread = f" ± {_format(stdev(by_seed), objective)}" if len(by_seed) > 1 else ""
-            cells.append(_format(fmean(by_seed), objective) + spread)
+            spread = f" ± {objective.text(stdev(by_seed))}" if len(by_seed) > 1 else ""
+            cells.append(objective.text(fmean(by_seed)) + spread)
         out.add_row(title, *cells)
     return out

@@ -214,6 +214,11 @@ class Federation(ClientData):
             *group_warnings(named, self.client_names, self.train_index),
         )
 
+    @property
+    def about_data(self) -> tuple[str, ...]:
+        """What a report says about the data: the warnings, and how its source was read."""
+        return (*self.warnings, *self.dataset.notes)
+
 
 def _check_dataset(dataset: object) -> None:
     if isinstance(dataset, str):
