@@ -14,9 +14,10 @@ from fedtilt.runs.spec_run import run_spec
 
 def test_warnings_and_guesses_stand_on_the_page_and_in_no_export(tmp_path: Path) -> None:
     table = tmp_path / "ä.csv"
+    ill = ["" if i % 20 == 19 else i // 3 % 2 for i in range(120)]
     rows = [
-        f"{-999 if i % 8 == 0 else i % 7};{1 + i % 3}.{i:03};{i % 5},5;{'ab'[i % 2]};{i // 3 % 2 if i % 20 < 19 else ''}"
-        for i in range(120)
+        f"{-999 if i % 8 == 0 else i % 7};{1 + i % 3}.{i:03};{i % 5},5;{'ab'[i % 2]};{label}"
+        for i, label in enumerate(ill)
     ]
     table.write_bytes("\n".join(["größe;count;dose;site;ill", *rows]).encode("cp1252"))
     path = tmp_path / "s.toml"
