@@ -2,7 +2,6 @@
 
 import csv
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -274,7 +273,8 @@ def test_the_sets_of_a_run_folder_an_export_and_the_command_are_those_of_the_res
             ", ".join(names) or "(no class)" for names in found.sets
         ]
     lines = (tmp_path / "patients.csv").read_text().splitlines()
-    (tmp_path / "new.csv").write_text("\n".join([*lines, re.sub(r"(?<=,)\d+(?=,)", "often", lines[1])]))
+    age = lines[0].split(",").index("age")
+    (tmp_path / "new.csv").write_text("\n".join([*lines, lines[1].replace(lines[1].split(",")[age], "often")]))
     found = model.rows(tmp_path / "new.csv", coverage=0.3)
     column = [row[found.header().index("set")] for row in found.table()]
     assert found.sets is not None
