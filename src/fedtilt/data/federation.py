@@ -70,7 +70,8 @@ class Federation(ClientData):
                 'nearest' (the class with the nearest mean) or 'pairs'; default: 'pairs' if given, else 'client'
             outlier_pairs: class → the class that it flips to, by name; classes without a pair do not flip
             validation: the share of each client's training samples used for validation, with the classes in proportion
-            validation_outliers: whether validation data has outliers too, drawn once; otherwise it is clean
+            validation_outliers: whether validation data has outliers too, drawn once, and the labels of annotators;
+                otherwise it is clean
             max_train: the largest number of training samples per client; default: all
             leave_out: names of clients that are not part of the federation; the others have the samples and the random
                 numbers that they have with them
@@ -97,6 +98,8 @@ class Federation(ClientData):
             "partition": partition, "classes_per_client": classes_per_client, "alpha": alpha, "outliers": outliers.kind,
             "validation": validation, "validation_outliers": validation_outliers,
         }  # fmt: skip
+        if dataset.noisy_train is not None and validation > 0:
+            given["validation_outliers"] = False  # it has an effect: the labels of annotators
         checks.check_used(given, {key: p.default for key, p in _PARAMETERS.items()}, ONLY_WITH)
         if not 0 <= validation < 1:
             raise InputError(f"validation = {validation} is not a share; choose a number ≥ 0 and < 1")

@@ -141,8 +141,9 @@ def _with_class_order(data: Dataset, class_names: Sequence[str]) -> Dataset:
             f"{', '.join(class_names)}"
         )
     order = torch.tensor([class_names.index(name) for name in data.class_names])
+    noisy = None if data.noisy_train is None else order[data.noisy_train]
     return dataclasses.replace(
-        data, class_names=tuple(class_names), y_train=order[data.y_train], y_test=order[data.y_test]
+        data, class_names=tuple(class_names), y_train=order[data.y_train], y_test=order[data.y_test], noisy_train=noisy
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtilt.evaluation.decision_metrics import METRICS, OVERALL_METRICS, Metric, metrics_for
+from fedtilt.evaluation.intervals import RESAMPLES
 from fedtilt.evaluation.metrics_frame import metrics_frame, with_targets
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.predictions import Predictions
@@ -62,7 +63,7 @@ def _cells(by_seed: Sequence[Predictions], names: Sequence[str], thresholds: Seq
     """A cell per metric, as `fedtilt metrics` computes it; several seeds need no intervals."""
     several = len(by_seed) > 1
     frames = [
-        metrics_frame(p, names, by=None, threshold=threshold, **({"resamples": 0} if several else {}))
+        metrics_frame(p, names, by=None, threshold=threshold, resamples=0 if several else RESAMPLES)
         for p, threshold in zip(by_seed, thresholds, strict=True)
     ]
     cells = []

@@ -47,7 +47,7 @@ def dataset_of(spec: Spec, seed: int) -> Dataset:
         )
     if d.leaf:
         return leaf(d.leaf)
-    return load(d.name, d.folder or None, seed=seed)
+    return load(d.name, d.folder or None, seed=seed, labels=d.labels)
 
 
 def table_of(spec: Spec, source: Source | None = None, site: int | None = None) -> Table:

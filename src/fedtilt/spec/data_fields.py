@@ -4,11 +4,14 @@ from dataclasses import dataclass
 
 from fedtilt.config.setting_fields import default_of, setting, settings_of
 from fedtilt.data import names
-from fedtilt.data.published.catalog import entry
+from fedtilt.data.published.catalog import CATALOG
 from fedtilt.data.sources.image_cache import MODES
 from fedtilt.data.tables.settings import OF_TABLE, TableSettings
 from fedtilt.errors import InputError
 
+_ANNOTATIONS = tuple(
+    label for entry in CATALOG.values() if entry.annotations is not None for label in entry.annotations.labels
+)
 _OF_IMAGES = ("image_size", "image_channels")
 
 
@@ -21,6 +24,13 @@ class _DataSource:
         "the data set, unless file, images or leaf is set",
         choices=names(),
         only_with={"file": [None], "images": [None], "leaf": [None]},
+    )
+    labels: str | None = setting(
+        None,
+        "the labels of CIFAR-N's annotators that training samples get, of which some are wrong; default: the true ones",
+        choices=_ANNOTATIONS,
+        example="worse_label",
+        only_with={"name": [entry.name for entry in CATALOG.values() if entry.annotations]},
     )
     file: str | None = setting(
         None,
@@ -114,7 +124,7 @@ class DataSpec(TableSettings, _DataSource):
         unused = () if self.file else (*OF_TABLE, "schema")
         unused += () if self.images else _OF_IMAGES
         unused += () if self.file or self.images else ("test_share",)
-        is_downloaded = self.path is None and bool(entry(self.name).files)
+        is_downloaded = self.path is None and bool(CATALOG[self.name].files)
         return unused if self.images or is_downloaded else (*unused, "folder")
 
     @property

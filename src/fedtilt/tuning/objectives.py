@@ -180,8 +180,8 @@ def constraints_of(
             if objective.unit == "%" and 0 <= bound <= 1:
                 bound *= 100
             if not 0 <= bound <= objective.largest:
-                remedies = {100: "a share such as 0.9, or up to 100", 1: "a number from 0 to 1"}
-                remedy = remedies.get(objective.largest, "a number ≥ 0")
+                upper = " from 0 to 1" if objective.needs_outputs else " ≥ 0"
+                remedy = "a share such as 0.9, or up to 100" if objective.unit else f"a number{upper}"
                 raise InputError(
                     f"{'at least' if is_least else 'at most'} {name} = {value} is not possible; give {remedy}"
                 )
