@@ -287,7 +287,7 @@ def test_the_examples_in_the_annotated_spec_are_valid(file):
         "file": "train.loss=huber model.name=own:net clients.partition=column train.local_steps=",
         "images": "train.loss=focal model.name=cnn clients.partition=dirichlet",
         "leaf": "train.loss=gce model.name=mlp clients.partition=column",
-        "name": "data.name=mnist train.loss=cross_entropy clients.partition=classes train.optimizer=sgd",
+        "name": "data.name=cifar10 train.loss=cross_entropy clients.partition=classes train.optimizer=sgd",
     }
     given = set()
     for source, beside in cases.items():
