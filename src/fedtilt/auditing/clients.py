@@ -152,8 +152,7 @@ def audit_clients(
 
 def _measure(federation: Federation, client: int, model: nn.Module) -> tuple[float, float, float, int]:
     """Unexplained and unknown shares and the loss of the shared model, and of how many samples."""
-    once = federation.outliers.redraw == "once"  # those of every round are not the data's
-    x, y = federation.train(client, seed=0, round=1) if once else federation.clean_train(client)
+    x, y = federation.stored_train(client)
     chosen = torch.arange(len(y))
     if len(y) > _MOST_SAMPLES:
         chosen = torch.tensor(seeds.choose(seeds.key(0, "audit/clients", client=client), len(y), _MOST_SAMPLES))

@@ -194,7 +194,7 @@ def audit_samples(method: str, client_states: ClientStates, federation: Federati
         raise InputError(
             "this run has no data for an audit; train it with audit = True (--audit, or train.audit = true in a spec)"
         )
-    labels = {client: audited_labels(federation, client) for client in collected}
+    labels = {client: federation.stored_train(client)[1] for client in collected}
     for client, entry in collected.items():
         if len(entry.log_p) != len(labels[client]):
             raise InputError(
@@ -205,13 +205,6 @@ def audit_samples(method: str, client_states: ClientStates, federation: Federati
         method, collected, labels, federation.client_names, federation.class_names, federation.row_names,
         tuple(federation.client_names[client] for client, entry in found.items() if entry is None),
     )  # fmt: skip
-
-
-def audited_labels(federation: Federation, client: int) -> Tensor:
-    """The labels that a client trains on; if these are redrawn in every round, those of its data."""
-    if federation.outliers.redraw == "once":
-        return federation.train(client, seed=0, round=1)[1]
-    return federation.clean_train(client)[1]
 
 
 def build_audit(

@@ -78,7 +78,7 @@ def up(
             raise InputError(f"{option} is for a whole cluster; leave it out to restart a site")
         _restart_site(project, site, node_config or [])
         return
-    sites = load(project / "spec.toml").clients.count
+    sites = load(project / "spec.toml").clients.sites
     cluster = LocalCluster(home=cluster_home(project), tls=not insecure, sites=sites)
     cluster.node_config = _node_configs(node_config or [], sites)
     for number, table in enumerate(site_tables(project)[:sites]):
@@ -170,7 +170,7 @@ def run(
 
     check_project(project)
     config: dict[str, object] = {"method": method, "set": "\n".join(settings or [])}
-    options = {"quorum": quorum, "deadline": deadline, "back-to": back_to}
+    options: dict[str, object] = {"quorum": quorum, "deadline": deadline, "back-to": back_to}
     options["root"] = None if root is None else str(root.resolve())
     train(project, config | {key: value for key, value in options.items() if value is not None}, out, log or [])
 

@@ -171,8 +171,14 @@ class ClientData:
         return flags
 
     def clean_train(self, client: int | str, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:
-        """A client's training samples without outliers."""
+        """A client's training samples without outliers, with their true labels."""
         return self._samples("train", client, device)
+
+    def stored_train(self, client: int | str) -> tuple[Inputs, Tensor]:
+        """A client's training samples with the wrong labels and outliers that stay, without those of a round."""
+        redrawn = self.outliers.kind != "none" and self.outliers.redraw == "round"
+        stored = replace(self, outliers=Outliers()) if redrawn else self
+        return stored.train(client, seed=0, round=1)
 
     def sample(self, client: int | str | None = None) -> tuple[Inputs, Tensor]:
         """The first training sample of a client and its target, (1, …) each, without outliers; default: client 0."""
@@ -180,13 +186,13 @@ class ClientData:
         return take(x, slice(0, 1)), y[:1]
 
     def outlier_mask(self, client: int | str) -> Tensor:
-        """Which of a client's training samples are outliers that stay, (samples,) bool.
+        """Which of a client's training samples are outliers that stay, or have a wrong label, (samples,) bool.
 
         Their labels as trained on are those of `train`, the true ones those of `clean_train`.
         """
         if self.outliers.kind != "none" and self.outliers.redraw != "once":
             raise InputError("the outliers are drawn anew in every round; build the federation with redraw = 'once'")
-        (x, y), (clean_x, clean_y) = self.train(client, seed=0, round=1), self.clean_train(client)
+        (x, y), (clean_x, clean_y) = self.stored_train(client), self.clean_train(client)
         changed = (y != clean_y).reshape(len(y), -1).any(1)
         if isinstance(x, Tensor) and isinstance(clean_x, Tensor):
             changed |= (x != clean_x).flatten(1).any(1)
@@ -270,7 +276,7 @@ class ClientData:
         Of several clients, the rows are all of their training samples, one client after the other.
         """
         x = _to_unit(to_device(take(self.dataset.x_train, rows), device))
-        y = self.dataset.y_train[rows].to(device)
+        y = (self.dataset.y_train if self.dataset.noisy_train is None else self.dataset.noisy_train)[rows].to(device)
         if not self._have_outliers(clients):
             return x, y
         sizes = [len(self.train_index[client]) for client in clients] if len(clients) > 1 else [len(y)]

@@ -41,8 +41,8 @@ class _Place(NamedTuple):
 def corrected(federation: Federation, *, exclude: str | None = None, relabel: str | None = None) -> Federation:
     """A federation without the training samples in the file `exclude`, and with other labels of those in `relabel`.
 
-    Samples that are test or validation data here, with another seed, stay as they are. Flips that are drawn once become
-    the labels of the data, so that the other samples keep theirs.
+    Samples that are test or validation data here, with another seed, stay as they are. Flips that are drawn once, and
+    the labels of annotators, become the labels of the data, so that the other samples keep theirs.
     """
     if exclude is None and relabel is None:
         return federation
@@ -52,7 +52,7 @@ def corrected(federation: Federation, *, exclude: str | None = None, relabel: st
         raise InputError(
             f"{exclude or relabel} corrects labels, and {federation.dataset.name!r} has {federation.target.words}"
         )
-    federation = _keep_flips(federation)
+    federation = _keep_labels(federation)
     places = {
         name: _Place(client, position, int(index[position]))
         for client, index in enumerate(federation.train_index)
@@ -81,28 +81,30 @@ def corrected(federation: Federation, *, exclude: str | None = None, relabel: st
     )
 
 
-def _keep_flips(federation: Federation) -> Federation:
-    """The federation with flips that are drawn once as the labels of its data; other noise cannot be kept."""
-    kind, redraw = federation.outliers.kind, federation.outliers.redraw
-    if kind == "none" or redraw == "round":
+def _keep_labels(federation: Federation) -> Federation:
+    """The federation with the labels that stay as those of its data: flips that are drawn once, and noisy ones."""
+    kind, data = federation.outliers.kind, federation.dataset
+    drawn_once = kind != "none" and federation.outliers.redraw == "once"
+    if not drawn_once and data.noisy_train is None:
         return federation
-    if kind != "flips":
+    if drawn_once and kind != "flips":
         raise InputError(
             f"outliers = {kind!r} that are drawn once depend on the number of samples, so samples cannot be excluded "
             "or relabelled; use flips, or data without planted outliers"
         )
-    y = federation.dataset.y_train.clone()
+    y = data.y_train.clone()
     for client in range(federation.clients):
-        y[federation.train_index[client]] = federation.train(client, seed=0, round=1)[1]
-        if federation.validation_outliers:
-            y[federation.validation_index[client]] = federation.validation(client)[1]
-    return replace(
-        federation,
-        dataset=replace(federation.dataset, y_train=y),
-        outliers=Outliers(),
-        validation_outliers=False,
-        has_outliers=torch.zeros_like(federation.has_outliers),
-    )
+        y[federation.train_index[client]] = federation.stored_train(client)[1]
+        rows = federation.validation_index[client]
+        if federation.validation_outliers and drawn_once:
+            y[rows] = federation.validation(client)[1]
+        elif federation.validation_outliers and data.noisy_train is not None:
+            y[rows] = data.noisy_train[rows]
+    kept = replace(federation, dataset=replace(data, y_train=y, noisy_train=None))
+    if kind != "none" and not drawn_once:
+        return kept
+    no_outliers = torch.zeros_like(federation.has_outliers)
+    return replace(kept, outliers=Outliers(), validation_outliers=False, has_outliers=no_outliers)
 
 
 def _find(federation: Federation, places: dict[str, _Place], path: str) -> Iterator[tuple[Correction, _Place]]:

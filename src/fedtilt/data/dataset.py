@@ -18,7 +18,7 @@ from fedtilt.errors import InputError
 if TYPE_CHECKING:  # Arrow is for tables alone
     from fedtilt.data.tables.schema import Schema
 
-_TENSORS = tuple(f"{key}_{side}" for key in ("x", "y", *OPTIONAL) for side in SIDES)
+_TENSORS = (*(f"{key}_{side}" for key in ("x", "y", *OPTIONAL) for side in SIDES), "noisy_train")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,11 +52,14 @@ class Dataset:
         weight_train: the weight of each training sample in the loss, float32: 2 counts as two samples; default: all
             count the same
         weight_test: the weight of each test sample; metrics count every sample once
+        noisy_train: the labels that a model is trained with, int64, of which some are wrong; `y_train` has the true
+            ones, by which samples are divided among clients; default: `y_train`
         schema: of a table: what its columns are, and how they become the model's input
         rows_train: the position of each training sample in its source, int64, such as the row of a table
         rows_test: the position of each test sample
         row_names: the name of each position, such as `row 17` of a table
         warnings: sentences about the source that the user should read
+        notes: sentences about how the source was read, for reports
 
     >>> x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
     >>> Dataset(name="mine", x_train=x, y_train=y, x_test=x, y_test=y, classes=2)
@@ -81,11 +84,13 @@ class Dataset:
     group_names: Mapping[str, tuple[str, ...]] | None = None
     weight_train: Tensor | None = None
     weight_test: Tensor | None = None
+    noisy_train: Tensor | None = None
     schema: "Schema | None" = None
     rows_train: Tensor | None = None
     rows_test: Tensor | None = None
     row_names: Sequence[str] | None = None
     warnings: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_tensors(self)

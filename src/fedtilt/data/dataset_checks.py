@@ -73,11 +73,24 @@ def check_contents(data: "Dataset") -> None:
             weight, size = getattr(data, f"weight_{side}"), len(getattr(data, f"y_{side}"))
             if weight.dtype != torch.float32 or weight.shape != (size,) or bool((weight < 0).any()):
                 _fail(data, f"weight_{side} of {_format(weight)}; give {size} numbers ≥ 0")
+    if data.noisy_train is not None:
+        _check_noisy(data, data.noisy_train)
     if data.schema is not None and (len(data.schema.inputs),) != data.input_shape:
         _fail(
             data, f"a schema of {len(data.schema.inputs)} inputs for samples of shape {data.input_shape}; give the "
             "schema they were read with",
         )  # fmt: skip
+
+
+def _check_noisy(data: "Dataset", noisy: Tensor) -> None:
+    _check_tensor(data, "noisy_train", noisy)
+    if data.target is not None:
+        _fail(data, f"noisy_train, and {data.target.words}; labels of classes alone can be wrong")
+    if noisy.dtype != torch.int64 or noisy.shape != data.y_train.shape:
+        _fail(data, f"noisy_train of {_format(noisy)}; give one int64 label per training sample")
+    low, high = _range(noisy)
+    if low < 0 or high >= data.classes:
+        _fail(data, f"the label {low if low < 0 else high} in noisy_train; labels go from 0 to {data.classes - 1}")
 
 
 def as_names(data: "Dataset", key: str, values: object) -> tuple[str, ...]:

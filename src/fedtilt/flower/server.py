@@ -21,7 +21,7 @@ from fedtilt.flower.run_folder import ServerRunFolder, open_run_folder
 from fedtilt.flower.schema_exchange import agree_on_schema, stored_schema
 from fedtilt.flower.site_data import site_federation
 from fedtilt.flower.site_strategy import SiteStrategy
-from fedtilt.flower.task import ResolvedTask, Task, left_out_sites
+from fedtilt.flower.task import NodeConfig, ResolvedTask, Task, left_out_sites
 from fedtilt.methods.aggregators import Rooted
 from fedtilt.parts import Parts
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
@@ -61,7 +61,7 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
         if task.table is not None:
             known, spec = known_schema_of(resolved.spec), resolved.spec
             schema = stored_schema(seed_folder(folder, spec.seed), known)
-            schema = schema or agree_on_schema(known, spec.clients.count, grid, policy, keys, left_out_sites(spec))
+            schema = schema or agree_on_schema(known, spec.clients.sites, grid, policy, keys, left_out_sites(spec))
         info = task.federation_info(resolved, schema)
         model, parts = task.initial_model(resolved, info)
         mechanism = GaussianMechanism.of(resolved.settings, info.sites, parts)
@@ -103,7 +103,7 @@ def _root_set(
     if not isinstance(method.aggregator, Rooted):
         return None
     if task.has_own_data:
-        node_config = {"data": str(config["root"]), "partition-id": 0}
+        node_config: NodeConfig = {"data": str(config["root"]), "partition-id": 0}
         federation = site_federation(task, spec, node_config, schema)
     else:
         federation = federation_of(spec, spec.seed)

@@ -4,10 +4,14 @@ from dataclasses import dataclass
 
 from fedtilt.config.setting_fields import default_of, setting, settings_of
 from fedtilt.data import names
+from fedtilt.data.published.catalog import CATALOG
 from fedtilt.data.sources.image_cache import MODES
 from fedtilt.data.tables.settings import OF_TABLE, TableSettings
 from fedtilt.errors import InputError
 
+_ANNOTATIONS = tuple(
+    label for entry in CATALOG.values() if entry.annotations is not None for label in entry.annotations.labels
+)
 _OF_IMAGES = ("image_size", "image_channels")
 
 
@@ -20,6 +24,13 @@ class _DataSource:
         "the data set, unless file, images or leaf is set",
         choices=names(),
         only_with={"file": [None], "images": [None], "leaf": [None]},
+    )
+    labels: str | None = setting(
+        None,
+        "the labels of CIFAR-N's annotators that training samples get, of which some are wrong; default: the true ones",
+        choices=_ANNOTATIONS,
+        example="worse_label",
+        only_with={"name": [entry.name for entry in CATALOG.values() if entry.annotations]},
     )
     file: str | None = setting(
         None,
@@ -106,6 +117,15 @@ class DataSpec(TableSettings, _DataSource):
             raise InputError(f"data.{sources[0]} and data.{sources[1]} are two data sets; keep one of them")
         if self.test_share is not None and sources not in (["file"], ["images"]):
             raise InputError(f"data.test_share = {self.test_share} needs data.file or data.images; leave it out")
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The keys without effect beside the others."""
+        unused = () if self.file else (*OF_TABLE, "schema")
+        unused += () if self.images else _OF_IMAGES
+        unused += () if self.file or self.images else ("test_share",)
+        is_downloaded = self.path is None and bool(CATALOG[self.name].files)
+        return unused if self.images or is_downloaded else (*unused, "folder")
 
     @property
     def path(self) -> str | None:

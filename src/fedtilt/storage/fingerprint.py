@@ -42,11 +42,12 @@ def fingerprint_of(prepared: PreparedRun) -> dict[str, Any]:
     index = [*federation.train_index, *federation.test_index]
     seed_of_outliers = [torch.tensor(federation.seed)] if federation.outliers.redraw == "once" else []
     x_train, x_test = (named_tensors(x, "x").values() for x in (data.x_train, data.x_test))
+    noisy = [] if data.noisy_train is None else [data.noisy_train]
     groups = [codes for column in federation.groups.values() for codes in (column.train, column.test)]
     return {
         **recorded_settings(prepared.methods, prepared.settings),
         "data": data.name,
-        "samples": _digest([*x_train, data.y_train, *x_test, data.y_test, *groups]),
+        "samples": _digest([*x_train, data.y_train, *x_test, data.y_test, *groups, *noisy]),
         "outliers": federation.outliers.to_json(),
         "clients": federation.clients,
         "partition": _digest([*index, federation.has_outliers, *seed_of_outliers]),

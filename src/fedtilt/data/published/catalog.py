@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from fedtilt.data.dataset import Dataset
+from fedtilt.data.published.annotations import with_annotations
 from fedtilt.data.published.cifar import CIFAR10, CIFAR100
 from fedtilt.data.published.digits import DIGITS
 from fedtilt.data.published.entry import Entry, data_folder, find_archive, find_file
@@ -33,19 +34,24 @@ def entry(name: str) -> Entry:
     return CATALOG[name]
 
 
-def load(name: str, folder: str | os.PathLike[str] | None = None, *, seed: int = 0) -> Dataset:
+def load(
+    name: str, folder: str | os.PathLike[str] | None = None, *, seed: int = 0, labels: str | None = None
+) -> Dataset:  # fmt: skip
     """Read a data set of the catalogue.
 
     Args:
         name: one of `names()`; `digits` and the toys need no files, federations that exist need the extra `federations`
         folder: the data folder; default: FEDTILT_DATA, else ~/.cache/fedtilt
         seed: the seed that generates a toy, or draws the test rows of a federation that exists; the others ignore it
+        labels: of CIFAR-10 and CIFAR-100: the labels of CIFAR-N's annotators that training samples get, such as
+            "worse_label" or "noisy_label"; the true ones are known to `Federation.outlier_mask`; default: the true ones
 
     >>> load("toy-1").input_shape
     (2,)
     """
     known = entry(name)
-    return known.reader(known, data_folder(folder), seed)
+    data = known.reader(known, data_folder(folder), seed)
+    return data if labels is None else with_annotations(known, data, data_folder(folder), labels)
 
 
 def find_folder(name: str, folder: str | os.PathLike[str] | None = None) -> Path | None:

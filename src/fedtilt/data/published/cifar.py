@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.published.entry import (
+    Annotations,
     Content,
     Entry,
     PublishedFile,
@@ -130,6 +131,9 @@ CIFAR10 = Entry(
         Content(f"cifar-10-batches-bin/{name}.bin", 10_000 * (1 + _PIXELS), md5) for name, md5 in _CIFAR10_FILES
     ),
     folders=("cifar10", "."),
+    annotations=Annotations(
+        "CIFAR-10_human.pt", ("aggre_label", "worse_label", "random_label1", "random_label2", "random_label3")
+    ),
 )
 
 CIFAR100 = Entry(
@@ -152,4 +156,5 @@ CIFAR100 = Entry(
         Content("cifar-100-binary/test.bin", 10_000 * (2 + _PIXELS), "4499cfba6c016c1be1438163640a0898"),
     ),
     folders=("cifar100", "."),
+    annotations=Annotations("CIFAR-100_human.pt", ("noisy_label",)),
 )

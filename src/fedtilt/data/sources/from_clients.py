@@ -176,6 +176,10 @@ def _split_dataset(data: Dataset, origin: str) -> tuple[LabelledSamples, Labelle
         raise InputError(
             f"{origin} is a data set with clients of its own, such as {data.client_names[0]!r}; use Federation.build"
         )
+    if data.noisy_train is not None:
+        raise InputError(
+            f"{origin} has noisy_train beside the true labels; give it as y_train, or use Federation.build"
+        )
 
     def samples(side: str, name: str) -> LabelledSamples:
         x, y, codes, weight, rows = (getattr(data, f"{key}_{side}") for key in ("x", "y", "group", "weight", "rows"))

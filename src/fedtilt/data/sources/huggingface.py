@@ -103,6 +103,8 @@ def to_huggingface(federation: "Federation") -> dict[str, Any]:
             f"outliers of kind {federation.outliers.kind!r} are drawn in training and are no data; build the "
             "federation without outliers to write its data"
         )
+    if data.noisy_train is not None:
+        raise InputError(f"{data.name!r} has noisy_train beside the true labels; write a data set with one of them")
     if data.image and next(iter(named_tensors(data.x_train, "x").values())).is_floating_point():
         raise InputError(f"the images of {data.name!r} are float32, which would be read back as arrays; give uint8")
     sides = {"train": ("train", federation.train_index), "test": ("test", federation.test_index)}
