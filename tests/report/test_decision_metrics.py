@@ -1,5 +1,6 @@
 """The decision metrics, reliability curves and certificates of a report."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,11 @@ import torch
 from markupsafe import escape
 from sklearn.metrics import balanced_accuracy_score
 
+import fedtilt as ft
 from fedtilt import report
 from fedtilt.evaluation.certificate import Certificate
+from fedtilt.evaluation.decision_metrics import METRICS
+from fedtilt.evaluation.metrics_frame import metrics_frame
 from fedtilt.report.decision_metrics import decision_metrics
 from fedtilt.report.figure import styles
 from fedtilt.report.run_reader import read_run
@@ -34,6 +38,17 @@ def test_the_table_has_the_mean_over_seeds(run_folder: Path) -> None:
     assert right == sum(int((p.probabilities.argmax(1) == p.labels).sum()) for p in stored)
 
 
+def test_the_page_says_how_intervals_are_computed(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    several = read_run(run_folder)
+    one = replace(several, seed_runs=several.seed_runs[:1])
+    assert decision_metrics(several, styles(one.methods)).uncertainty == "the standard deviation over seeds"
+    by_clients = "95 % intervals (exact or bootstrap over clients with 1,000 resamples"
+    assert decision_metrics(one, styles(one.methods)).uncertainty == f"{by_clients})"
+    monkeypatch.setattr("fedtilt.report.decision_metrics.LARGE", 10)
+    bins = "for which AUROC and AUPRC rank samples in bins of their scores"
+    assert decision_metrics(one, styles(one.methods)).uncertainty == f"{by_clients}, {bins})"
+
+
 def test_the_page_has_the_section_and_the_certificates(run_folder: Path, page: str) -> None:
     run = read_run(run_folder)
     correct, total = (
@@ -54,3 +69,24 @@ def test_without_predictions_the_page_says_how_to_compute_them(copy: Path) -> No
     page = report.write([copy], copy / "report.html").read_text()
     assert "Not stored in this run; computed by: <code>fedtilt metrics" in page
     assert "<summary>Balanced accuracy" not in page
+
+
+def test_one_seed_has_the_values_and_intervals_of_fedtilt_metrics(tmp_path: Path) -> None:
+    rng = torch.Generator().manual_seed(0)
+    clients = []
+    for _ in range(4):
+        y = (torch.rand(120, generator=rng) < 0.1).long()
+        clients.append((torch.randn(120, 3, generator=rng) + y[:, None], y.tolist()))
+    federation = ft.Federation.from_clients(clients, validation=0.3)
+    settings = {"rounds": 2, "participation": 1.0, "epochs": 2, "lr": 0.1, "workers": 0, "out": tmp_path / "run"}
+    ft.run([ft.fedavg()], federation, ft.models.logistic, **settings)
+    run = read_run(tmp_path / "run")
+    threshold = run.compared[0].thresholds["fedavg"]  # chosen on validation data, as class 1 is rare
+    section = decision_metrics(run, styles(run.methods))
+    predictions = read_predictions(tmp_path / "run" / "seed-0", 2)["fedavg"]
+    frame = metrics_frame(predictions, by=None, threshold=threshold)  # as `fedtilt metrics` calls it
+    assert [METRICS[name] for name in frame.metrics] == list(section.metrics)
+    for name, cell in zip(frame.metrics, section.rows["fedavg"], strict=True):
+        estimate = frame.overall_estimates[name]
+        assert cell.value == estimate.value
+        assert cell.uncertainty == f"{estimate.interval.low:.3f} to {estimate.interval.high:.3f}"

@@ -10,6 +10,8 @@ from fedtilt.data.outliers import KINDS, Outliers
 from fedtilt.data.partition import PARTITIONS
 from fedtilt.errors import InputError, NoEffect
 
+_CLIENTS, CLASSES_PER_CLIENT = 100, 2  # of the paper
+
 
 @documented
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +22,9 @@ class Division:
     0.5
     """
 
-    count: int = setting(100, 'the number of clients; with partition "column" the data has its own', ge=1)
+    count: int | None = setting(
+        None, 'the number of clients; default: the data\'s own with partition "column", else 100', ge=1, example=100
+    )
     partition: str | None = setting(
         None,
         "how the data is divided: a few classes each (classes), unequal shares of every class (dirichlet), shuffled "
@@ -29,10 +33,11 @@ class Division:
         choices=PARTITIONS,
         example="dirichlet",
     )
-    classes_per_client: int = setting(
-        2,
-        'the number of classes of each client, with partition "classes"',
+    classes_per_client: int | None = setting(
+        None,
+        'the number of classes of each client, with partition "classes"; default: 2',
         ge=1,
+        example=2,
         only_with={"partition": ["classes", None]},  # with None, it depends on the data
     )
     alpha: float = setting(
@@ -61,6 +66,13 @@ class Division:
     def __post_init__(self) -> None:
         check_table(self)
 
+    @property
+    def sites(self) -> int:
+        """The number of sites of a deployment."""
+        if self.count is None:
+            raise InputError("clients.count is missing; give the number of sites of the deployment")
+        return self.count
+
     def check_used(self, partition: str, outliers: Outliers, *, noisy_labels: bool = False) -> None:
         """Raise NoEffect for a setting without effect beside the partition that is used, outliers and noisy labels."""
         declared = settings_of(type(self))
@@ -78,25 +90,24 @@ class Division:
             raise NoEffect(text, key="validation_outliers")
 
 
-def resolve_division(clients: int | Division | None, settings: dict[str, Any]) -> tuple[Division, int | None]:
-    """The division from a number of clients and settings, or from a `Division`; and the number, if it is given."""
+def resolve_division(clients: int | Division | None, settings: dict[str, Any]) -> Division:
+    """The division from a number of clients and settings, or from a `Division`."""
     if not isinstance(clients, Division):
-        count = None if clients is None else checks.whole(clients, "clients", 1)
-        return Division(count=Division.count if count is None else count, **settings), count
+        return Division(count=None if clients is None else checks.whole(clients, "clients", 1), **settings)
     for key, value in settings.items():
         raise InputError(f"{key} = {value!r} does not apply to {clients}; use Division({key}={value!r})")
-    return clients, None if clients.count == Division.count else clients.count
+    return clients
 
 
-def resolve_clients(data: Dataset, partition: str | None, clients: int | None) -> tuple[str, int]:
+def resolve_clients(data: Dataset, division: Division) -> tuple[str, int]:
     """The partition and the number of clients; their defaults depend on the data."""
-    own = data.client_names
-    if partition not in (None, "column") or own is None:
+    own, count = data.client_names, division.count
+    if division.partition not in (None, "column") or own is None:
         default = "classes" if data.target is None else "iid"
-        return partition or default, Division.count if clients is None else clients
-    if clients is not None and clients != len(own):
+        return division.partition or default, _CLIENTS if count is None else count
+    if count is not None and count != len(own):
         raise InputError(
-            f"clients = {clients} differs from the {len(own)} clients that {data.name!r} has of its own; leave it out, "
+            f"clients = {count} differs from the {len(own)} clients that {data.name!r} has of its own; leave it out, "
             "or set partition to classes, dirichlet or iid"
         )
     return "column", len(own)

@@ -11,7 +11,7 @@ from fedtilt.config.setting_fields import settings_of, takes_settings
 from fedtilt.data.client_data import ClientData, classes_by_client, client_sizes
 from fedtilt.data.data_warnings import client_warnings, dataset_warnings, group_warnings, warn
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.division import Division, resolve_clients, resolve_division
+from fedtilt.data.division import CLASSES_PER_CLIENT, Division, resolve_clients, resolve_division
 from fedtilt.data.groups import check_two_values, in_words
 from fedtilt.data.naming import client_number
 from fedtilt.data.outliers import Outliers, check_outliers, resolve_flip_map, resolve_outliers
@@ -60,19 +60,25 @@ class Federation(ClientData):
         _check_dataset(dataset)
         check_two_values(dataset.groups, dataset.name)
         settings = {key: keywords.pop(key) for key in settings_of(Division) if key != "count" and key in keywords}
-        division, clients = resolve_division(clients, settings)
+        division = resolve_division(clients, settings)
         prefixed = {key: f"outlier_{key}" for key in settings_of(Outliers) if key != "kind"}
         of_outliers = {key: keywords.pop(name) for key, name in prefixed.items() if name in keywords}
         outliers = resolve_outliers(outliers, **of_outliers)
         for key in keywords:
             raise TypeError(f"Federation.build() got an unexpected keyword argument {key!r}")
-        partition, count = resolve_clients(dataset, division.partition, clients)
+        partition, count = resolve_clients(dataset, division)
         seed = checks.whole(seed, "seed")
         check_outliers(outliers, dataset)
         division.check_used(partition, outliers, noisy_labels=dataset.noisy_train is not None)
         _check_leave_out(division.leave_out, dataset, outliers)
         indices, names = divide(
-            dataset, partition, count, division.classes_per_client, division.alpha, seed, division.leave_out
+            dataset,
+            partition,
+            count,
+            division.classes_per_client or CLASSES_PER_CLIENT,
+            division.alpha,
+            seed,
+            division.leave_out,
         )
         labels = dataset.labels("train")
         train_index, validation_index = split_validation(
@@ -184,6 +190,11 @@ class Federation(ClientData):
             *client_warnings(self.client_names, self.train_index, data.weight_train),
             *group_warnings(named, self.client_names, self.train_index),
         )
+
+    @property
+    def about_data(self) -> tuple[str, ...]:
+        """What a report says about the data: the warnings, and how its source was read."""
+        return (*self.warnings, *self.dataset.notes)
 
 
 def _check_dataset(dataset: object) -> None:

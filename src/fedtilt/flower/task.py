@@ -19,7 +19,6 @@ from fedtilt.engine.initial_model import build_initial_model
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.methods import Method, check_levels
-from fedtilt.methods.aggregators import Rooted
 from fedtilt.methods.weightings import BySamples
 from fedtilt.models import ModelSource, recipe
 from fedtilt.parts import Parts
@@ -175,11 +174,6 @@ class Task:
             )
         if spec.train.baselines:
             raise InputError("train.baselines = true has no effect: no baseline is trained on the sites; remove it")
-        if isinstance(method.aggregator, Rooted):
-            raise InputError(
-                f"aggregator = {method.aggregator.label!r} of method {method.name!r} needs data on the server, and a "
-                "deployment has data on the sites alone; use another aggregator"
-            )
         if isinstance(method.weighting, BySamples) and settings.screen == 0:
             raise InputError(
                 f"weighting = 'samples' of method {method.name!r} counts the samples that sites claim, and "
@@ -193,7 +187,7 @@ class Task:
 
     def federation_info(self, resolved: ResolvedTask, schema: Schema | None = None) -> FederationInfo:
         """What the server knows about the sites; with a table function, by the schema that they agree on."""
-        source, sites = self.model_source(resolved), resolved.spec.clients.count
+        source, sites = self.model_source(resolved), resolved.spec.clients.sites
         if not self.has_own_data:
             federation = federation_of(resolved.spec, resolved.spec.seed)
             return FederationInfo(
@@ -238,5 +232,5 @@ class Task:
 
 def left_out_sites(spec: Spec) -> tuple[int, ...]:
     """The numbers of the sites with data of their own that are not part of the run."""
-    names = [str(n) for n in range(spec.clients.count)]
+    names = [str(n) for n in range(spec.clients.sites)]
     return tuple(sorted(client_number(name, names) for name in spec.clients.leave_out))

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtilt.evaluation.decision_metrics import METRICS, OVERALL_METRICS, Metric, metrics_for
+from fedtilt.evaluation.intervals import LARGE, RESAMPLES
 from fedtilt.evaluation.metrics_frame import metrics_frame, with_targets
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.predictions import Predictions
@@ -18,7 +19,6 @@ from fedtilt.report.figure import Figure, Style, axis, axis_labels, figure_layou
 from fedtilt.report.run_reader import Run
 
 _MAX_METHODS = 5  # the best
-_RESAMPLES = 200  # a page is written quickly; `fedtilt metrics` takes more
 MAX_CLASSES = 25  # of a confusion matrix
 _MAX_POINTS = 200  # of a curve
 PredictionsBySeed = Mapping[str, Sequence[Predictions]]  # method → one per seed
@@ -29,6 +29,7 @@ class Cell(NamedTuple):
 
     value: float  # mean over seeds
     uncertainty: str  # the interval or, of several seeds, the standard deviation; empty: unknown
+    kind: str = ""  # of the interval
 
 
 class DecisionMetrics(NamedTuple):
@@ -38,6 +39,7 @@ class DecisionMetrics(NamedTuple):
     rows: dict[str, list[Cell]]  # by method; empty: the run has no stored predictions
     figures: list[Figure]
     command: str  # prints more; empty: the test data is on Flower sites
+    uncertainty: str  # what that of a cell is
 
 
 def decision_metrics(run: Run, styles: Mapping[str, Style]) -> DecisionMetrics:
@@ -48,17 +50,35 @@ def decision_metrics(run: Run, styles: Mapping[str, Style]) -> DecisionMetrics:
     is_class = run.score is ACCURACY
     task = next(iter(stored[0].values())).task if methods else "regression"
     names = OVERALL_METRICS if is_class else metrics_for(task)
+    rows = {
+        method: _cells(by_seed, names, [seed_run.thresholds.get(method) for seed_run in run.compared])
+        for method, by_seed in predictions.items()
+    }
     return DecisionMetrics(
         metrics=tuple(METRICS[name] for name in names),
-        rows={method: _cells(by_seed, names) for method, by_seed in predictions.items()},
+        rows=rows,
         figures=decision_figures(predictions, styles, run.compared[0].thresholds) if predictions and is_class else [],
         command="" if run.fingerprint.get("runner") == "flower" else f"fedtilt metrics {shlex.quote(str(run.folder))}",
+        uncertainty=_in_words(rows, len(stored), is_class and any(len(p.labels) > LARGE for p in stored[0].values())),
     )
 
 
-def _cells(by_seed: Sequence[Predictions], names: Sequence[str]) -> list[Cell]:
+def _in_words(rows: Mapping[str, Sequence[Cell]], seeds: int, in_bins: bool) -> str:
+    if seeds > 1:
+        return "the standard deviation over seeds"
+    kinds = " or ".join(sorted({cell.kind for cells in rows.values() for cell in cells} - {""}, reverse=True))
+    resamples = f" with {RESAMPLES:,} resamples" if "bootstrap" in kinds else ""
+    bins = ", for which AUROC and AUPRC rank samples in bins of their scores" if in_bins else ""
+    return f"95 % intervals ({kinds}{resamples}{bins})" if kinds else "95 % intervals"
+
+
+def _cells(by_seed: Sequence[Predictions], names: Sequence[str], thresholds: Sequence[Threshold | None]) -> list[Cell]:
+    """A cell per metric, as `fedtilt metrics` computes it; several seeds need no intervals."""
     several = len(by_seed) > 1
-    frames = [metrics_frame(p, names, by=None, resamples=0 if several else _RESAMPLES) for p in by_seed]
+    frames = [
+        metrics_frame(p, names, by=None, threshold=threshold, resamples=0 if several else RESAMPLES)
+        for p, threshold in zip(by_seed, thresholds, strict=True)
+    ]
     cells = []
     for name in names:
         values = SeedValues(tuple(frame.overall_estimates[name].value for frame in frames))
@@ -67,7 +87,7 @@ def _cells(by_seed: Sequence[Predictions], names: Sequence[str]) -> list[Cell]:
             uncertainty = f"± {values.std:.3f}"
         else:
             uncertainty = f"{interval.low:.3f} to {interval.high:.3f}" if interval.kind else ""
-        cells.append(Cell(values.mean, uncertainty))
+        cells.append(Cell(values.mean, uncertainty, interval.kind))
     return cells
 
 

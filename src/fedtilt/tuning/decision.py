@@ -89,7 +89,7 @@ def violation(values: Values, constraints: Sequence[Constraint]) -> float:
 def _collapsed(settings: Mapping[str, Values], main: Objective) -> set[str]:
     """Settings that are much worse than the best: a model that predicts one class per client is perfectly fair."""
     best = min((_cost(values, main) for values in settings.values()), default=0.0)
-    limit = best + MAX_LOSS * (1 if main.unit == "%" else best / 100)
+    limit = best + MAX_LOSS / 100 * (main.largest if math.isfinite(main.largest) else best)
     return {name for name, values in settings.items() if _cost(values, main) > limit}
 
 
@@ -158,14 +158,14 @@ def decide(
     for name in order[: order.index(current)]:
         gain, error = others[name]
         if others[name].is_clear:
-            reason = f"{by.title} is {_amount(gain, by)} better than yours, with a standard error of {error:.2f}"
+            reason = f"{by.title} is {_amount(gain, by)} better than yours, with a standard error of {by.text(error)}"
             return Decision(name, reason, others)
     gain, error = next(iter(others.values()))  # of the best other setting
     if gain <= 0:
         return Decision(current, f"keep yours: no other setting has a better {by.title}", others)
-    within = f"{_amount(gain, by)} better, within one standard error ({error:.2f})"
+    within = f"{_amount(gain, by)} better, within one standard error ({by.text(error)})"
     return Decision(current, f"keep yours: {by.title} of the best other setting is {within}", others)
 
 
 def _amount(gain: float, by: Objective) -> str:
-    return f"{gain:.2f} points" if by.unit else f"{gain:.4g}"
+    return f"{by.text(gain)}{' points' if by.unit else ''}"
