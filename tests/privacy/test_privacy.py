@@ -235,7 +235,7 @@ def test_the_server_optimiser_works_on_the_noisy_aggregate() -> None:
     updates = {n: ClientUpdate(model, 10 * n) for n, model in models.items()}
     state = server_update(ft.fedavg(), ServerState(received), updates, train, made).state
     step = made.aggregate(ft.fedavg(), received, models) - received
-    torch.testing.assert_close(state["parameters"], received + 0.5 * step)
+    torch.testing.assert_close(state.parameters, received + 0.5 * step)
 
 
 # -- sensitivity -----------------------------------------------------------------------------------------------------
