@@ -116,17 +116,24 @@ def allowed_values(field: Field[Any]) -> str:
     if field.metadata["named"]:
         own = f" or {field.metadata['own']}" if field.metadata["own"] else ""
         return f"{', '.join(field.metadata['named'])}{own}; or a table of its name and settings"
-    kinds, limits = alternatives(field.type), _limits_text(field.metadata["limits"])
+    kinds, limits = alternatives(field.type), limits_text(field.metadata["limits"])
     if bool in kinds:
         return "true or false"
     if float not in kinds:
         return f"a whole number{limits}" if int in kinds else "text"
     if field.metadata["inf"]:
         return f"a number{limits}, inf too" if limits else "a number, inf and -inf too"
-    return f"a number{limits}" if limits.startswith(" in") else f"a finite number{limits}"
+    return number_text(field.metadata["limits"])
 
 
-def _limits_text(limits: Mapping[str, float]) -> str:
+def number_text(limits: Mapping[str, float]) -> str:
+    """A finite number within these limits, in words."""
+    text = limits_text(limits)
+    return f"a number{text}" if text.startswith(" in") else f"a finite number{text}"
+
+
+def limits_text(limits: Mapping[str, float]) -> str:
+    """' ≥ 0', ' in (0, 1]', or nothing."""
     low = f"≥ {limits['ge']}" if "ge" in limits else f"> {limits['gt']}" if "gt" in limits else ""
     high = f"{limits['le']}]" if "le" in limits else f"{limits['lt']})" if "lt" in limits else ""
     if low and high:

@@ -16,6 +16,9 @@ from fedtilt.methods.personal import Moreau, PersonalModel
 from fedtilt.text_tables import html_table
 from fedtilt.toml_text import format_toml
 
+NUMBERS: dict[str, dict[str, float]] = {  # the limits of what is no component
+    "prox": {"ge": 0}, "client_momentum": {"ge": 0, "lt": 1}, "lr": {"gt": 0},
+}  # fmt: skip
 DEFAULT_RULE = {"personal": "proximal", "local": "local", "objective": "tilted"}  # where a table need not name it
 
 
@@ -140,7 +143,7 @@ class Method:
             object.__setattr__(self, "made", None)  # changed since: the preset would not make it again
 
     def _check_numbers(self) -> None:
-        for key, limits in (("prox", {"ge": 0.0}), ("client_momentum", {"ge": 0.0, "lt": 1.0}), ("lr", {"gt": 0.0})):
+        for key, limits in NUMBERS.items():
             if key != "lr" or self.lr is not None:
                 value = check_number(getattr(self, key), f"{key} of method {self.name!r}", limits)
                 object.__setattr__(self, key, value)

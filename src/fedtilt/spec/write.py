@@ -8,8 +8,16 @@ from dataclasses import Field, replace
 from pathlib import Path
 from typing import Any
 
-from fedtilt.config.setting_fields import allowed_values, default_of, default_text, meaning_of, settings_of
+from fedtilt.config.setting_fields import (
+    allowed_values,
+    default_of,
+    default_text,
+    meaning_of,
+    number_text,
+    settings_of,
+)
 from fedtilt.methods import COMPONENTS, PRESETS
+from fedtilt.methods.method import NUMBERS
 from fedtilt.spec.fields import TABLES, Spec
 from fedtilt.spec.method import (
     COMPONENT_KEYS,
@@ -193,7 +201,5 @@ _COMPONENT_COMMENT = (
 
 METHOD_NUMBERS = {  # of keys that are not names of components
     "local": "a list of patterns of names, a table, or your own",
-    "prox": "a finite number ≥ 0",
-    "client_momentum": "a number in [0, 1)",
-    "lr": "a finite number > 0",
+    **{key: number_text(limits) for key, limits in NUMBERS.items()},
 }
