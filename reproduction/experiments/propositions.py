@@ -179,7 +179,7 @@ def compare(
         "moved": _round((parameters_to_vector(shared) - parameters_to_vector(net)).abs().max()),
         "shared": _round((r.state.shared[method.name].cpu() - parameters_to_vector(shared)).abs().max()),
         "personal": max(differences) if differences else None,
-        "missing": sorted(c for c, kept in library.items() if not kept),
+        "missing": sorted(c for c, kept in library.items() if kept is None),
         "accuracy": _round(accuracy.abs().max()),
     }  # fmt: skip
 
