@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from cleanlab.rank import get_label_quality_scores
 from sklearn.linear_model import Ridge
 from sklearn.metrics import average_precision_score
 
@@ -120,11 +121,10 @@ def noisy(kind: str, log_p: torch.Tensor, truth: torch.Tensor, client: torch.Ten
 
 @pytest.mark.parametrize("kind", ["symmetric", "pairwise", "systematic", "feature"])
 def test_ranks_at_least_as_well_as_cleanlab_and_scores_are_probabilities(kind: str) -> None:
-    rank = pytest.importorskip("cleanlab.rank")
     log_p, truth, client = uncertain(1, scale=3.0)
     y = noisy(kind, log_p, truth, client)
     wrong, score = y != truth, scored(log_p, y, client)
-    quality = torch.from_numpy(rank.get_label_quality_scores(y.numpy(), log_p.exp().numpy()))
+    quality = torch.from_numpy(get_label_quality_scores(y.numpy(), log_p.exp().numpy()))
     assert precision_of(score, wrong) >= precision_of(-quality, wrong) - 0.01
     if kind != "symmetric":  # a confusion is known
         assert precision_of(score, wrong) >= precision_of(-quality, wrong) + 0.01
