@@ -209,3 +209,9 @@ def test_figures_of_one_class_alone_and_of_long_names() -> None:
     confusion, reliability = decision_figures({"fedavg": [replace(found, groupings=by)]}, styles, {})  # no ROC
     assert (confusion.name, reliability.name) == ("confusion", "reliability")
     assert confusion.data[0]["x"] == ["a disease with a … (0)", "a disease with a … (1)"]
+
+
+def test_a_mean_over_clients_counts_those_with_test_data() -> None:
+    run = run_of({"fedavg": predicting([2] * 8)}, {"local": predicting([8, 7, 9, 8, 7, 8, 9, 8])})
+    run.fingerprint["clients"] = CLIENTS + 3  # three have no test data
+    assert verdict(run)[0].endswith("mean over 8 clients.")

@@ -27,7 +27,7 @@
 A model that was trained on wrong labels is a little unsure of every sample of a class. With two classes, a higher T
 then explains these labels as well as noise does; where the inputs tell the classes, the score is that of the mixture
 below. Where they hardly do, many wrong labels and none explain the labels equally well. Then no label is named, and a
-warning says so.
+warning says so; the order of labels is that of p_y, without the noise.
 
 Confident learning estimates confusions by counting (Northcutt, Jiang, Chuang, JAIR 2021, arXiv 1911.00068); the
 likelihood is that of Dawid and Skene (Applied Statistics 28, 1979) with one label per sample; class shares by
@@ -292,20 +292,20 @@ def score_clients(log_p: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Te
         parts = zip(log_p, labels, trust.split(sizes), shared.split(sizes), strict=True)
         local = torch.cat([_local_evidence(*part) for part in parts])
         fit = max(fit, fit_noise(evidence + local, y, client, (True,)), key=lambda fit: fit.merit(y))
-    score, explained = fit.wrong(y), explained_part(fit, y, client)
+    score, explained, classes = fit.wrong(y), explained_part(fit, y, client), fit.posterior
     if explained < _LEAST_EXPLAINED:
         if float(score.mean()) > _MANY_WRONG:
             warn([
                 "wrong labels and classes that the model does not tell apart explain these labels equally well: all "
                 "scores are 0; train longer, or add inputs that tell the classes"
             ])  # fmt: skip
-        score = torch.zeros_like(score)
+        score, classes = torch.zeros_like(score), fit.p  # without the noise that is not known
     elif evidence.shape[1] == 2 and explained >= _TOLD_APART:
         margin = margins(evidence, y)
         score = fit_mixture(margin, client, len(labels)).score(margin, client)
     is_label = torch.nn.functional.one_hot(y, evidence.shape[1]).bool()
-    looks_like = fit.posterior.masked_fill(is_label & (score >= 0.5)[:, None], -1.0).argmax(1)
-    own = fit.posterior.gather(1, y[:, None])[:, 0]
+    looks_like = classes.masked_fill(is_label & (score >= 0.5)[:, None], -1.0).argmax(1)
+    own = classes.gather(1, y[:, None])[:, 0]
     return score, _log(own) - _log(1 - own), looks_like
 
 
