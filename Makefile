@@ -6,6 +6,9 @@ READY := $(VENV)/.ready
 DEV := $(VENV)/.ready-dev
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# the tests start many processes: each would compile the package again
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: docs linkcheck browser nginx test test-all test-pages coverage test-cuda fresh lint format demo bench reproduce chaos lock dist sbom clean
 
 $(READY): pyproject.toml constraints.txt

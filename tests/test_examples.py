@@ -50,6 +50,7 @@ def test_own_table(output_of: Callable[..., str]) -> None:
     assert all(row["fedtilt"] > max(row["fedavg"], row["ditto"]) for row in rare_class)
 
 
+@pytest.mark.slow
 def test_frozen_backbone(output_of: Callable[..., str]) -> None:
     head, whole = (line.split() for line in output_of("frozen_backbone").splitlines())
     assert [line[0] for line in (head, whole)] == ["new_head:", "from_the_start:"]
@@ -93,6 +94,7 @@ def test_own_images(output_of: Callable[..., str]) -> None:
     assert min(accuracy for row in rows.values() for accuracy in row) > 90
 
 
+@pytest.mark.slow
 def test_wrong_labels(output_of: Callable[..., str]) -> None:
     suspects, samples, _, found, wrong = (int(number) for number in re.findall(r"\d+", output_of("wrong_labels"))[:5])
     assert samples > 1000
@@ -106,6 +108,7 @@ def test_certificate(output_of: Callable[..., str]) -> None:
     assert " ".join(lines[2:]).startswith("with 95 % confidence, no client's accuracy is below 8")
 
 
+@pytest.mark.slow
 def test_choose_tilts(output_of: Callable[..., str]) -> None:
     lines = output_of("choose_tilts").splitlines()
     assert len(lines) == 11

@@ -1,7 +1,7 @@
 """Check numbers, names and nested values; numbers from Python, NumPy or PyTorch become plain ones."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -63,9 +63,13 @@ def whole(value: object, what: str, least: int | None = None) -> int:
 
 
 def check_used(
-    values: Mapping[str, Any], defaults: Mapping[str, Any], only_with: OnlyWith, name: Callable[[str], str] = str
+    values: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    only_with: OnlyWith,
+    name: Callable[[str], str] = str,
+    given: Collection[str] = (),
 ) -> None:
-    """Raise NoEffect for a setting that differs from its default and has no effect beside the others.
+    """Raise NoEffect for a setting that is given or differs from its default, and has no effect beside the others.
 
     `name` is what a message calls a setting.
 
@@ -74,16 +78,22 @@ def check_used(
     fedtilt.errors.NoEffect: alpha = 2 has no effect here; set partition = 'dirichlet', or leave it out
     """
     for key, needed in only_with.items():
-        if values[key] == defaults[key]:
-            continue
-        for other, allowed in needed.items():
-            if values[other] in allowed if allowed else values[other] != defaults[other]:
-                continue
+        other = None if values[key] == defaults[key] and key not in given else unmet(needed, values, defaults)
+        if other is not None:
+            allowed = needed[other]
             words = " or ".join(repr(value) for value in allowed if value is not None)
             remedy = f"set {name(other)} = {words}" if words else f"{'leave' if allowed else 'set'} {name(other)}"
             remedy += " out" if allowed and not words else ""
             value = list(values[key]) if isinstance(values[key], tuple) else values[key]  # as users write it
             raise NoEffect(f"{name(key)} = {value!r} has no effect here; {remedy}, or leave it out", key=key)
+
+
+def unmet(needed: Mapping[str, Sequence[Any]], values: Mapping[str, Any], defaults: Mapping[str, Any]) -> str | None:
+    """The first setting that another one needs and that has another value; None: there is none."""
+    for other, allowed in needed.items():
+        if not (values[other] in allowed if allowed else values[other] != defaults[other]):
+            return other
+    return None
 
 
 def is_plain_name(value: object) -> bool:

@@ -11,6 +11,7 @@ import math
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -41,7 +42,10 @@ def to_signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def _shift_right(bits: Tensor, by: int) -> Tensor:
+Bits = TypeVar("Bits", int, Tensor)  # 64, signed
+
+
+def _shift_right(bits: Bits, by: int) -> Bits:
     """A logical right shift (torch's is arithmetic)."""
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
@@ -68,11 +72,16 @@ def bits(key: Key, shape: Sequence[int], device: torch.device | str = "cpu", row
     return mix(counters.reshape(*shape) * to_signed(_GOLDEN) + stream)
 
 
-def mix(z: Tensor) -> Tensor:
+def mix(z: Bits) -> Bits:
     """The finaliser of SplitMix64: integers that look random, from any that differ."""
-    z = (z ^ _shift_right(z, 30)) * to_signed(_MIX_1)
-    z = (z ^ _shift_right(z, 27)) * to_signed(_MIX_2)
+    z = _wrap(z)
+    z = _wrap((z ^ _shift_right(z, 30)) * to_signed(_MIX_1))
+    z = _wrap((z ^ _shift_right(z, 27)) * to_signed(_MIX_2))
     return z ^ _shift_right(z, 31)
+
+
+def _wrap(z: Bits) -> Bits:
+    return to_signed(z) if isinstance(z, int) else z  # torch's arithmetic wraps
 
 
 def uniform(key: Key, shape: Sequence[int], device: torch.device | str = "cpu", rows: Tensor | None = None) -> Tensor:

@@ -1,5 +1,6 @@
 """`fedtilt deploy`: from a new project to two trained sites, and one line for every error."""
 
+import importlib
 import json
 import secrets
 import ssl
@@ -20,6 +21,7 @@ from fedtilt.flower.deploy.credentials import make_site_key
 from fedtilt.flower.deploy.local_cluster import LocalCluster, free_port
 from fedtilt.flower.deploy.processes import Process
 from fedtilt.flower.deploy.project import site_tables
+from fedtilt.flower.site_data import site_summary
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
 
@@ -32,22 +34,28 @@ def deploy(*arguments: object) -> str:
     return done.output
 
 
-def test_a_new_project_is_complete_reads_a_sites_own_table_and_trains(tmp_path: Path) -> None:
+def test_a_new_project_is_complete_reads_a_sites_own_table_and_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deploy("new", tmp_path / "Mine 2", "--sites", 3)
     (tmp_path / "table.csv").write_text("dose,diagnosis\n" + "".join(f"{n},{'ab'[n % 2]}\n" for n in range(40)))
-    code = (
-        "from federation.task import TASK; from federation import client, server; task = TASK.resolve({})\n"
-        "from fedtilt.flower.site_data import site_summary\n"
-        "for table in ('data/site-1.csv', '../table.csv', None):\n"
-        "    site = site_summary(TASK, task.spec, {'partition-id': 1} | ({'data': table} if table else {}))\n"
-        "    print(task.method.name, task.spec.clients.count, task.spec.name, site.rows, *site.classes,\n"
-        "          *(column.name for column in site.columns[:1]), flush=True)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "Mine 2", capture_output=True, text=True)
-    assert done.stdout.splitlines() == [
-        "fedtilt 3 mine-2 142 benign malignant mean_radius", "fedtilt 3 mine-2 30 a b dose",
-    ], done.stderr  # fmt: skip
-    assert "the table function returned None; give the SuperNode its table" in done.stderr
+    monkeypatch.chdir(tmp_path / "Mine 2")
+    monkeypatch.syspath_prepend(str(tmp_path / "Mine 2"))
+    modules = [importlib.import_module(f"federation.{name}") for name in ("task", "client", "server")]
+    for name in ("federation", *(module.__name__ for module in modules)):
+        del sys.modules[name]  # another project has modules of the same name
+    given = modules[0].TASK
+    task = given.resolve({})
+    assert (task.method.name, task.spec.clients.count, task.spec.name) == ("fedtilt", 3, "mine-2")
+    tables = {
+        "data/site-1.csv": (142, ("benign", "malignant"), "mean_radius"),
+        "../table.csv": (30, ("a", "b"), "dose"),
+    }
+    for table, (rows, classes, first) in tables.items():
+        site = site_summary(given, task.spec, {"partition-id": 1, "data": table})
+        assert (site.rows, tuple(site.classes), site.columns[0].name) == (rows, classes, first)
+    with pytest.raises(ft.InputError, match="the table function returned None; give the SuperNode its table"):
+        site_summary(given, task.spec, {"partition-id": 1})
     result = run_spec(load(tmp_path / "Mine 2/spec.toml", overrides=["train.rounds=2"]), tmp_path / "run")[0]
     assert result["fedtilt"].accuracy > 85
 

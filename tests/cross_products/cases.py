@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -149,7 +150,8 @@ def pairwise_cases(size: int = 3) -> list[Case]:
     missing |= {frozenset(pair) for pair in itertools.combinations(NEUTRAL, 2)}
     cases: list[Case] = []
     while missing:
-        m = max(METHODS, key=lambda m: sum("method " + m in pair for pair in missing))
+        pairs = Counter(itertools.chain.from_iterable(missing))
+        m = max(METHODS, key=lambda m: pairs["method " + m])
         chosen: list[str] = []
         for _ in range(size):
             free = [o for o in NEUTRAL if o not in chosen and not _overlap(o, chosen)]

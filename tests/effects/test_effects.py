@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 import fedtilt as ft
 from fedtilt.config.setting_fields import settings_of
 from fedtilt.engine.prepare import check_effects, make_executor, prepare
-from fedtilt.engine.settings import TrainSettings
+from fedtilt.engine.settings import TrainSettings, train_settings
 from fedtilt.errors import InputError
 from fedtilt.executors.forked import can_fork
 from fedtilt.executors.in_process import InProcessExecutor
@@ -246,6 +246,18 @@ def python_outcome(keys: Keys) -> str:
     return digest(ft.run(methods, federation, model_of(spec), device="cpu", seed=spec.seed, **settings))
 
 
+@pytest.mark.parametrize("key", [key for key in CASES if key.startswith("train.")])
+def test_a_training_setting_in_python_is_that_of_a_spec(key: str) -> None:
+    case = CASES[key]
+    keys = PLAIN | case.base | case.also | {key: case.value}
+    keywords = {key.partition(".")[2]: v for key, v in keys.items() if key.startswith("train.") and v is not None}
+    if "init" in keywords:
+        keywords["init"] = str(Path(keywords["init"]).absolute())  # as a spec does
+    found, expected = train_settings(keywords, None), spec_of(keys).train
+    assert {name: getattr(found, name) for name in keywords} == {name: getattr(expected, name) for name in keywords}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [key for key in CASES if key.startswith("train.")])
 def test_a_training_setting_in_python_changes_the_run_beside_what_it_needs(key: str) -> None:
     case = CASES[key]

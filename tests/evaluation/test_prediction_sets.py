@@ -269,7 +269,19 @@ def test_the_sets_of_a_run_folder_an_export_and_the_command_are_those_of_the_res
     arguments += ["--client", "north", "--sets", "0.8", "--to", str(tmp_path / "found.csv")]
     assert runner.invoke(app, arguments).exit_code == 0
     with (tmp_path / "found.csv").open() as file:
-        assert [row["set"] for row in csv.DictReader(file)] == [", ".join(names) for names in found.sets]
+        assert [row["set"] for row in csv.DictReader(file)] == [
+            ", ".join(names) or "(no class)" for names in found.sets
+        ]
+    lines = (tmp_path / "patients.csv").read_text().splitlines()
+    age = lines[0].split(",").index("age")
+    (tmp_path / "new.csv").write_text("\n".join([*lines, lines[1].replace(lines[1].split(",")[age], "often")]))
+    found = model.rows(tmp_path / "new.csv", coverage=0.3)
+    column = [row[found.header().index("set")] for row in found.table()]
+    assert found.sets is not None
+    assert column[-1] is None  # cannot be used; the others may have an empty set
+    assert found.sets[-1] is None
+    assert column[:-1] == [", ".join(names) or "(no class)" for names in found.sets[:-1]]
+    assert () in list(found.sets[:-1])
     with pytest.raises(InputError, match=r"has no scores of validation data .* use the model of a client \(--client\)"):
         ft.load(tmp_path / "run", method="ditto").predict_sets(tmp_path / "patients.csv")
 

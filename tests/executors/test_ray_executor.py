@@ -1,6 +1,7 @@
 """Clients trained on a Ray cluster: bit-identical to one process, whatever dies or joins."""
 
 import dataclasses
+import importlib.util
 import os
 import signal
 import subprocess
@@ -28,7 +29,7 @@ from fedtilt.training import LocalJob, Trained
 from tests.helpers.digests import digest
 from tests.helpers.ray_cluster import LoopbackCluster, loopback_cluster
 
-ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")  # importing it takes long
 
 FED = ft.Federation.build(ft.data.load("digits"), clients=8, partition="dirichlet", alpha=0.5, max_train=60, seed=1)
 METHODS = [

@@ -41,11 +41,11 @@ def _cnn_with_hidden_layer(shape: tuple[int, ...], channels: tuple[int, ...], hi
 
 torch.manual_seed(0)
 CASES = {
-    "logistic": (models.logistic((5,), CLASSES), (5,), 4),
+    "logistic": (models.logistic((5,), CLASSES), (5,), 8),
     "mlp": (models.mlp((1, 4, 4), CLASSES, hidden=(20, 6)), (1, 4, 4), 4),
     "large batches": (models.mlp((6,), CLASSES, hidden=(5,)), (6,), 20),
     "cnn": (models.cnn((2, 4, 4), CLASSES, channels=(3, 5)), (2, 4, 4), 4),
-    "odd images": (models.cnn((1, 5, 3), CLASSES, channels=(4,)), (1, 5, 3), 4),
+    "odd images": (models.cnn((1, 5, 3), CLASSES, channels=(4,)), (1, 5, 3), 8),
     "5 × 5": (
         nn.Sequential(nn.Conv2d(1, 3, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, CLASSES)),
         (1, 4, 4),
@@ -118,7 +118,9 @@ def main(large: bool) -> None:
     results = {}
     _patch_bfloat16_dot()
     for name, optimizer in [*((name, SGD()) for name in CASES), *OPTIMIZERS]:
-        if (name in LARGE) != large:
+        precisions = PRECISIONS.get(name, ("float32",)) if optimizer.is_plain else ("float32",)
+        chosen = [p for p in precisions if (name in LARGE or p != "float32") == large]
+        if not chosen:
             continue
         model, shape, batch_size = CASES[name]
         jobs, batches = make_jobs(model, shape, batch_size)
@@ -127,7 +129,7 @@ def main(large: bool) -> None:
             jobs = [replace(job, group="ward") for job in jobs]
         expected = [t.parameters for t in autograd_loop.train(model, jobs, batches)]
         uses_kernels = kernel_net(model, Recipe.of(jobs[0]), shape, batch_size, torch.device("cpu")) is not None
-        for precision in PRECISIONS.get(name, ("float32",)) if optimizer.is_plain else ("float32",):
+        for precision in chosen:
             trained = [t.parameters for t in stacked.train(model, jobs, batches, precision=precision)]
             compared = list(zip(jobs, expected, trained, strict=True))
             # with an infinite tilt, rounding may change which sample is the maximum

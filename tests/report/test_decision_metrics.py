@@ -7,8 +7,11 @@ import torch
 from markupsafe import escape
 from sklearn.metrics import balanced_accuracy_score
 
+import fedtilt as ft
 from fedtilt import report
 from fedtilt.evaluation.certificate import Certificate
+from fedtilt.evaluation.decision_metrics import METRICS
+from fedtilt.evaluation.metrics_frame import metrics_frame
 from fedtilt.report.decision_metrics import decision_metrics
 from fedtilt.report.figure import styles
 from fedtilt.report.run_reader import read_run
@@ -54,3 +57,24 @@ def test_without_predictions_the_page_says_how_to_compute_them(copy: Path) -> No
     page = report.write([copy], copy / "report.html").read_text()
     assert "Not stored in this run; computed by: <code>fedtilt metrics" in page
     assert "<summary>Balanced accuracy" not in page
+
+
+def test_one_seed_has_the_values_and_intervals_of_fedtilt_metrics(tmp_path: Path) -> None:
+    rng = torch.Generator().manual_seed(0)
+    clients = []
+    for _ in range(4):
+        y = (torch.rand(120, generator=rng) < 0.1).long()
+        clients.append((torch.randn(120, 3, generator=rng) + y[:, None], y.tolist()))
+    federation = ft.Federation.from_clients(clients, validation=0.3)
+    settings = {"rounds": 2, "participation": 1.0, "epochs": 2, "lr": 0.1, "workers": 0, "out": tmp_path / "run"}
+    ft.run([ft.fedavg()], federation, ft.models.logistic, **settings)
+    run = read_run(tmp_path / "run")
+    threshold = run.compared[0].thresholds["fedavg"]  # chosen on validation data, as class 1 is rare
+    section = decision_metrics(run, styles(run.methods))
+    predictions = read_predictions(tmp_path / "run" / "seed-0", 2)["fedavg"]
+    frame = metrics_frame(predictions, by=None, threshold=threshold)  # as `fedtilt metrics` calls it
+    assert [METRICS[name] for name in frame.metrics] == list(section.metrics)
+    for name, cell in zip(frame.metrics, section.rows["fedavg"], strict=True):
+        estimate = frame.overall_estimates[name]
+        assert cell.value == estimate.value
+        assert cell.uncertainty == f"{estimate.interval.low:.3f} to {estimate.interval.high:.3f}"

@@ -11,11 +11,10 @@ from fedtilt import spec
 from fedtilt.methods import COMPONENTS, PRESETS
 from fedtilt.spec.method import required_settings
 
-jsonschema = pytest.importorskip("jsonschema")
-
 
 @pytest.fixture(scope="module")
 def validator() -> Any:
+    jsonschema = pytest.importorskip("jsonschema")  # here: importing it takes long
     schema = json.loads(spec.json_schema())
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)

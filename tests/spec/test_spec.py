@@ -130,11 +130,11 @@ def test_a_spec_is_frozen_and_named_after_its_file(file):
 
 def test_paths_are_relative_to_the_file_and_in_overrides_to_the_working_folder(file, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
-    path = file('[data]\nfile = "a.csv"\ntarget = "y"\nfolder = "sets"\n' + ONE)
+    path = file('[data]\nimages = "a"\nfolder = "sets"\n' + ONE)
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert spec.load(path).data.file == str(tmp_path / "a.csv")
+    assert spec.load(path).data.images == str(tmp_path / "a")
     assert spec.load(path).data.folder == str(tmp_path / "sets")
-    assert spec.load(path, overrides=["data.file=b.csv"]).data.file == str(tmp_path / "elsewhere" / "b.csv")
+    assert spec.load(path, overrides=["data.images=b"]).data.images == str(tmp_path / "elsewhere" / "b")
 
 
 # Defaults equal those of the library
@@ -146,7 +146,7 @@ def test_defaults_equal_those_of_the_federation():
     for key in ("partition", "classes_per_client", "alpha", "max_train", "validation"):
         assert getattr(clients, key) == build[key]
     assert build["clients"] is None  # then 100, or the data's own
-    assert clients.count == 100
+    assert clients.count is None
     assert outliers.kind == build["outliers"]
     for key in ("rate", "strength", "clients", "redraw", "flip_to"):
         assert getattr(outliers, key) == build[f"outlier_{key}"]
@@ -278,30 +278,33 @@ def test_the_examples_in_the_annotated_spec_are_valid(file):
         line[2:] if line.startswith("# ") and line[2:].partition(" = ")[0] in keys else line for line in lines
     ]
     only_with = {  # a spec has one of these sources
+        "name": ("name",),
         "file": ("file", "schema", *OF_TABLE),
         "images": ("images", "image_size", "image_channels"),
         "leaf": ("leaf",),
     }
-    # what the examples of these settings need
-    with_examples = ["train.epochs=", "train.optimizer=adam"]
-    with_examples += ["train.screen=0"]  # privacy refuses the example
+    cases = {  # beside which keys of other tables have an effect
+        "file": "train.loss=huber model.name=own:net clients.partition=column train.local_steps=",
+        "images": "train.loss=focal model.name=cnn clients.partition=dirichlet",
+        "leaf": "train.loss=gce model.name=mlp clients.partition=column",
+        "name": "data.name=cifar10 train.loss=cross_entropy clients.partition=classes train.optimizer=sgd",
+    }
     given = set()
-    for source, loss in (("file", "huber"), ("images", "focal"), ("leaf", "gce"), ("images", "sce")):
+    for source, beside in cases.items():
         left_out = [key for other, keys in only_with.items() if other != source for key in keys]
-        overrides = [f"data.{key}=" for key in [*left_out, *(["test_share"] if source == "leaf" else [])]]
+        overrides = [f"data.{key}=" for key in [*left_out, *(["test_share"] if source in ("leaf", "name") else [])]]
         flips = source == "leaf"
         overrides += (
             ["outliers.kind=flips", "outliers.strength="] if flips else ["outliers.kind=gaussian", "outliers.flip_to="]
         )
-        overrides += ["clients.partition=column", *with_examples]
+        overrides += ["train.optimizer=adam", "train.screen=0", *beside.split()]  # privacy refuses the example
         if source == "file":  # numbers as targets: what is for classes is left out
             overrides += ["task=regression", "data.exclude=", "data.relabel="]
-        overrides += [f"train.loss={loss}"]
         overrides += ["attack.kind=backdoor"] if source == "images" else ["attack.target=", "attack.poisoned="]
         # updates are screened, or clipped for privacy
         private = source == "file"
         overrides += ["train.screen="] if private else [f"privacy.{key}=" for key in settings_of(TABLES["privacy"])]
-        loaded = spec.load(file("\n".join(uncommented)), overrides=overrides)
+        loaded = spec.load(file("\n".join(uncommented)), overrides=overrides, of_run=True)
         given |= {(name, key) for name in TABLES for key, value in loaded.table(name).items() if value is not None}
     assert given == {(name, key) for name, table in TABLES.items() for key in settings_of(table)}
 

@@ -1,5 +1,7 @@
 """Keys without effect: refused where the user gives them, left out of built-in specs."""
 
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,11 @@ import torch
 import fedtilt as ft
 from fedtilt import spec
 from fedtilt.errors import InputError
+from fedtilt.flower.deploy.project import write_project
 from fedtilt.runs.spec_run import run_spec
+from fedtilt.spec import federation_of
+from fedtilt.spec.fields import TABLES
+from fedtilt.spec.table_spec import table_spec
 from fedtilt.tuning.tune import tune_spec
 
 TINY = [
@@ -39,9 +45,85 @@ def test_a_key_without_effect_is_refused(overrides: list[str], message: str) -> 
     assert str(error.value).startswith(message)
 
 
-def test_the_default_of_a_key_without_effect_is_harmless() -> None:
-    overrides = ["clients.alpha=0.5", "model.channels=[32, 64, 128]", "outliers.kind=none", "outliers.redraw=round"]
-    assert spec.load("digits", overrides=overrides).clients.alpha == 0.5
+DEFAULTS = [  # in a file beside one of them, without effect
+    ("clients.alpha=0.5", "", "clients.alpha = 0.5 has no effect here; set clients.partition = 'dirichlet'"),
+    ("model.channels=[32, 64, 128]", "", "model.channels = [32, 64, 128] has no effect here; set model.name = 'cnn'"),
+    ("model.arguments={}", "", "model.arguments = {} has no effect here; leave it out"),
+    ("outliers.redraw=round", "", "outliers.redraw = 'round' has no effect here; set outliers.kind = "),
+    (
+        "data.name=digits",
+        "data.file=a.csv data.target=y",
+        "data.name = 'digits' has no effect here; leave data.file out",
+    ),
+    ("data.name=digits", "data.images=a", "data.name = 'digits' has no effect here; leave data.images out"),
+    ("data.folder=sets", "", "data.folder = '"),
+    ("data.folder=sets", "data.file=a.csv data.target=y", "data.folder = '"),
+    ("data.drop=[]", "data.images=a", "data.drop = () has no effect here; leave it out"),
+    ("data.group_is_input=true", "data.file=a.csv data.target=y", "data.group_is_input = True has no effect here"),
+    ("train.momentum=0.0", "train.optimizer=adam", "train.momentum = 0.0 has no effect here; leave it out"),
+    ("train.cluster_timeout=600.0", "", "train.cluster_timeout = 600.0 has no effect here; leave it out"),
+    ("attack.from_round=1", "", "attack.from_round = 1 has no effect here; leave it out"),
+]
+
+
+@pytest.mark.parametrize(("unused", "beside", "message"), DEFAULTS, ids=[" ".join(case[:2]) for case in DEFAULTS])
+def test_a_key_without_effect_is_refused_with_its_default_too(
+    unused: str, beside: str, message: str, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('[[methods]]\npreset = "fedavg"\n')
+    spec.load(own, overrides=beside.split())
+    with pytest.raises(InputError) as error:
+        spec.load(own, overrides=[*beside.split(), unused])
+    assert str(error.value).startswith(message)
+
+
+def _given(text: str) -> dict[str, object]:
+    raw = tomllib.loads(text)
+    return {f"{name}.{key}": value for name in TABLES for key, value in raw.get(name, {}).items()}
+
+
+def test_written_specs_have_only_keys_with_effect(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(
+        "age,site,sex,ill\n" + "".join(f"{i},{'ab'[i % 2]},{'fm'[i % 3 % 2]},{i // 7 % 2}\n" for i in range(80))
+    )
+    with_clients = table_spec(tmp_path / "a.toml", table, target="ill", client="site")
+    without = table_spec(tmp_path / "b.toml", table, target="ill", drop=["site"])
+    grouped = table_spec(tmp_path / "c.toml", table, target="ill", client="site", group=["sex"])
+    images = spec.parse({"name": "d", "data": {"images": "photos"}, "methods": [{"preset": "fedavg"}]})
+    write_project(tmp_path / "project", 3)
+    sites = spec.load(tmp_path / "project" / "spec.toml")
+    for written in (with_clients, without, grouped, images, sites, *map(spec.load, ("digits", "toy", "mnist", "cgd"))):
+        for write in (spec.dump, lambda s: spec.starter("x.toml", s), lambda s: spec.annotated("x.toml", s)):
+            path = tmp_path / "written.toml"
+            path.write_text(write(written))
+            assert replace(spec.load(path), name="") == replace(
+                written, name="", data=spec.load(path).data, methods=spec.load(path).methods
+            )
+            assert [m.to_method() for m in spec.load(path).methods] == [m.to_method() for m in written.methods]
+    given = _given(spec.dump(with_clients))
+    assert not {"data.name", "data.folder", "clients.count", "clients.alpha", "model.arguments"} & set(given)
+    assert not {"attack.clients", "train.cluster_timeout", "clients.classes_per_client"} & set(given)
+    assert _given(spec.dump(without))["clients.count"] == 3
+    assert "data.drop" not in _given(spec.dump(images))
+
+
+def test_a_count_beside_the_data_s_own_clients_must_be_theirs(tmp_path: Path) -> None:
+    for count in (100, 5):
+        with pytest.raises(InputError, match=f"clients = {count} differs from the 2 clients that 'toy-1' has"):
+            federation_of(spec.load("toy", overrides=[f"clients.count={count}"]), 0)
+    assert federation_of(spec.load("toy", overrides=["clients.count=2"]), 0).clients == 2
+    with pytest.raises(InputError, match="classes_per_client = 2 has no effect here"):
+        federation_of(spec.load("toy", overrides=["clients.partition=", "clients.classes_per_client=2"]), 0)
+
+
+def test_the_spec_of_an_earlier_run_may_have_defaults_without_effect(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('[clients]\nalpha = 0.5\n[[methods]]\npreset = "fedavg"\n')
+    assert spec.load(own, of_run=True).clients.alpha == 0.5
+    with pytest.raises(InputError, match="clients.alpha"):
+        spec.load(own)
 
 
 def test_keys_of_a_built_in_spec_are_left_out_where_they_lose_their_effect(tmp_path: Path) -> None:

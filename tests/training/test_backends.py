@@ -64,6 +64,9 @@ def supported_pairs() -> list[tuple[str, str]]:
     return pairs
 
 
+SUPPORTED = supported_pairs()
+
+
 def test_what_each_backend_supports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacked, "triton_reason", lambda: None)
     assert set(supported_pairs()) == {
@@ -138,7 +141,7 @@ def test_a_choice_says_why_a_faster_backend_does_not_run(
     assert choose(model(), **settings) == (name, reasons, None)
 
 
-@pytest.mark.parametrize(("backend", "name"), supported_pairs())
+@pytest.mark.parametrize(("backend", "name"), SUPPORTED)
 def test_backends_agree_with_the_autograd_loop(backend: str, name: str) -> None:
     model = models.build(MODELS[name], SHAPE, CLASSES, seed=3)
     jobs, batches = make_jobs(model)
@@ -149,7 +152,7 @@ def test_backends_agree_with_the_autograd_loop(backend: str, name: str) -> None:
         assert (trained.parameters - reference.parameters).norm() <= 3e-5 * moved
 
 
-@pytest.mark.parametrize(("backend", "name"), [*(("autograd", name) for name in MODELS), *supported_pairs()])
+@pytest.mark.parametrize(("backend", "name"), [*(("autograd", name) for name in MODELS), *SUPPORTED])
 def test_every_backend_is_deterministic_and_does_not_change_its_inputs(backend: str, name: str) -> None:
     model = models.build(MODELS[name], SHAPE, CLASSES, seed=3)
     jobs, batches = make_jobs(model, epochs=1)

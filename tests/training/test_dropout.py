@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedtilt as ft
-from fedtilt import models
+from fedtilt import models, seeds
 from fedtilt.training import BACKENDS
 from fedtilt.training.dropout import keyed_dropout
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
@@ -22,7 +22,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 
 def drop(name: str, x: Tensor, p: float, *, key: int = 7, step: int = 1) -> Tensor:
     with keyed_dropout() as masks:
-        masks.start(torch.tensor(key), step)
+        masks.start(key, step)
         return getattr(F, name)(x, p, training=True)
 
 
@@ -44,7 +44,7 @@ def test_masks_depend_on_key_step_and_call_alone() -> None:
     assert torch.equal(drop("dropout", x, 0.5), drop("dropout", x, 0.5))
     others = [drop("dropout", x, 0.5), drop("dropout", x, 0.5, step=2), drop("dropout", x, 0.5, key=8)]
     with keyed_dropout() as masks:
-        masks.start(torch.tensor(7), 1)
+        masks.start(7, 1)
         others += [F.dropout(x, 0.5), F.dropout(x, 0.5)]
     assert torch.equal(others[0], others[3])
     for i, first in enumerate(others[1:], 1):
@@ -52,6 +52,23 @@ def test_masks_depend_on_key_step_and_call_alone() -> None:
             if i != 3:
                 assert 0.4 < (first == second).float().mean() < 0.6  # as independent masks agree
     assert torch.equal(drop("dropout", torch.ones(50, 20), 0.5)[:10], drop("dropout", torch.ones(10, 20), 0.5))
+
+
+def test_masks_are_equal_in_c_in_torch_and_by_keys_that_are_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More masks than one tensor has keys, of a micro-batch, with a key and a step that fill their 64 bits."""
+    key, step = seeds.to_signed(seeds.key(3, "dropout")), 2**40 + 1
+
+    def masks_of(key: int | Tensor, step: int | Tensor) -> list[Tensor]:
+        with keyed_dropout() as masks:
+            masks.start(key, step, first=5)
+            return [masks.keep((3, n), p, torch.device("cpu")) for n in range(1, 81) for p in (0.0, 0.3, 1.0)]
+
+    in_c = masks_of(key, step)
+    assert [bool(mask.all()) for mask in in_c[::3]] == [True] * 80
+    assert not any(mask.any() for mask in in_c[2::3])
+    monkeypatch.setenv("FEDTILT_NATIVE", "0")
+    for others in masks_of(key, step), masks_of(torch.tensor(key), torch.tensor(step)):
+        assert all(torch.equal(a, b) for a, b in zip(in_c, others, strict=True))
 
 
 def test_outside_a_step_dropout_is_that_of_torch() -> None:
@@ -63,7 +80,7 @@ def test_outside_a_step_dropout_is_that_of_torch() -> None:
         assert torch.equal(F.dropout(x, 0.5), expected)
     assert F.dropout is FUNCTIONS["dropout"]
     with keyed_dropout() as masks:
-        masks.start(torch.tensor(7), 1)
+        masks.start(7, 1)
         assert torch.equal(F.dropout(x, 0.5, training=False), x)
 
 
@@ -73,7 +90,7 @@ def test_outside_a_step_dropout_is_that_of_torch() -> None:
 def test_attention_with_dropout_is_softmax_of_scores_with_weights_dropped(settings: dict[str, object]) -> None:
     q, k, v = torch.randn(3, 2, 4, 5, 8, generator=torch.Generator().manual_seed(0)).unbind()
     with keyed_dropout() as masks:
-        masks.start(torch.tensor(7), 1)
+        masks.start(7, 1)
         means = torch.stack([F.scaled_dot_product_attention(q, k, v, dropout_p=0.2, **settings) for _ in range(1000)])
     assert (means.mean(0) - F.scaled_dot_product_attention(q, k, v, **settings)).abs().max() < 0.1
     assert means.std(0).max() > 0.1

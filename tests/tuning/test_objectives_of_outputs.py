@@ -1,5 +1,6 @@
 """Objectives of probabilities: AUROC, AUPRC, F1 and balanced accuracy on all samples, for resampled clients too."""
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,10 @@ import torch
 from sklearn import metrics as sk
 
 import fedtilt as ft
+from fedtilt.cli.console import Console
+from fedtilt.cli.tune import print_tuning
 from fedtilt.errors import InputError
+from fedtilt.report.tuning_page import build_tuning_page
 from fedtilt.tuning.decision import difference
 from fedtilt.tuning.objectives import OUTPUT_OBJECTIVES, ClientOutputs, ScoreTable
 
@@ -29,7 +33,7 @@ def test_the_values_are_those_of_scikit_learn() -> None:
         "balanced_accuracy": sk.balanced_accuracy_score(y, p > 0.5),
     }  # fmt: skip
     table = ScoreTable(torch.zeros(8, 2), torch.zeros(8, 2), {}, found)
-    assert {name: o.value(table) / 100 for name, o in OUTPUT_OBJECTIVES.items()} == pytest.approx(expected)
+    assert {name: o.value(table) for name, o in OUTPUT_OBJECTIVES.items()} == pytest.approx(expected)
 
 
 def test_samples_follow_their_clients() -> None:
@@ -46,7 +50,7 @@ def test_a_difference_has_a_standard_error_although_some_clients_have_no_positiv
     theirs = ours._replace(outputs=outputs()._replace(probabilities=outputs(1).probabilities))
     gain, error = difference({0: ours}, {0: theirs}, OUTPUT_OBJECTIVES["auprc"])
     assert gain > 0
-    assert 0 < error < 100
+    assert 0 < error < 1
 
 
 def test_a_search_by_auroc_resumes_from_its_folder(tmp_path: Path) -> None:
@@ -64,6 +68,16 @@ def test_a_search_by_auroc_resumes_from_its_folder(tmp_path: Path) -> None:
     assert {n: s.validation["auroc"] for n, s in found.settings.items()} == {
         n: s.validation["auroc"] for n, s in again.settings.items()
     }
-    assert all(20 < s.validation["auroc"] <= 100 for s in found.settings.values())
+    assert all(0.2 < s.validation["auroc"] <= 1 for s in found.settings.values())
+    assert all(0 <= row.error < 1 for row in found.settings.values() if row.error is not None)
+    assert "points" not in found.reason
+    print_tuning(Console(file=(out := io.StringIO()), width=120), tmp_path, found)
+    values = [f"{s.validation['auroc']:.3f}" for s in found.settings.values()]
+    assert all(f" {value} " in out.getvalue() for value in values)
+    page = build_tuning_page(tmp_path / "s")
+    assert all(f">{s.validation['auroc']:.4g}<" in page for s in found.settings.values())
+    impossible = settings | {"out": None, "at_least": {"auroc": 60}}
+    with pytest.raises(InputError, match="at least auroc = 60 is not possible; give a number from 0 to 1"):
+        ft.tune([ft.fedavg()], federation, ft.models.mlp, over=over, by="auroc", **impossible)
     with pytest.raises(InputError, match="there is no objective 'rocauc' for classification"):
         ft.tune([ft.fedavg()], federation, ft.models.mlp, over=over, by="rocauc", **settings | {"out": None})

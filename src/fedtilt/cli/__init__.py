@@ -7,9 +7,12 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec
 from pathlib import Path
+from types import CodeType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -24,6 +27,8 @@ _COMMANDS = (
     "run", "tune", "init", "resume", "list", "report", "audit", "metrics", "methods", "export", "predict", "forget",
     "check", "data", "deploy",
 )  # fmt: skip
+_LIGHT = ("fedtilt.cli", "fedtilt.cli.options", "fedtilt.cli.console", "fedtilt.errors")  # without PyTorch
+_SKIP = "try:\n    pass\nexcept NameError:\n    pass"
 
 
 class _Commands(typer.core.TyperGroup):
@@ -44,7 +49,8 @@ class _Commands(typer.core.TyperGroup):
         # names, of which Typer suggests one for a misspelt one
         self.commands: dict[str, Any] = dict.fromkeys(_COMMANDS)
         if args[0] in self.commands:
-            self.commands[args[0]] = import_command(args[0])
+            wants_help = args[-1] in ("-h", "--help") and not any(arg.startswith("-") for arg in args[:-1])
+            self.commands[args[0]] = _declared_command(args[0]) if wants_help else import_command(args[0])
         return super().resolve_command(ctx, args)
 
 
@@ -61,13 +67,39 @@ def _help_text(name: str) -> str:
     raise LookupError(f"fedtilt.cli.{name} has neither a function {name} nor an app")
 
 
+def _declared_command(name: str) -> Any:
+    """A command that can only show its help, which takes no import of PyTorch."""
+    full_name = f"fedtilt.cli.{name}"
+    loader = _DeclarationLoader(full_name, str(Path(__file__).parent / f"{name}.py"))
+    module = module_from_spec(ModuleSpec(full_name, loader))
+    loader.exec_module(module)
+    return _command(name, vars(module))
+
+
+class _DeclarationLoader(SourceFileLoader):
+    """Loads the module of a command without its imports from the package, which take seconds."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The module; a statement that needs what was not imported, as no option does, is skipped."""
+        module, skip = ast.parse(Path(self.path).read_text(encoding="utf-8")), ast.parse(_SKIP).body[0]
+        assert isinstance(skip, ast.Try)
+        imports = [s for s in module.body if isinstance(s, ast.ImportFrom) and str(s.module).startswith("fedtilt")]
+        left_out = [s for s in imports if s.module not in _LIGHT]
+        module.body = [ast.Try([s], skip.handlers, [], []) for s in module.body if s not in left_out]
+        return compile(ast.fix_missing_locations(module), self.path, "exec")
+
+
 def import_command(name: str) -> Any:
-    """The command of a module: its `app`, or the function with the name of the module."""
-    module = import_module(f"fedtilt.cli.{name}")
-    app = getattr(module, "app", None)
+    """The command of a module."""
+    return _command(name, vars(import_module(f"fedtilt.cli.{name}")))
+
+
+def _command(name: str, names: Mapping[str, Any]) -> Any:
+    """The command in the names of a module: its `app`, or the function with the name of the module."""
+    app = names.get("app")
     if app is None:
         app = typer.Typer(add_completion=False)
-        app.command()(getattr(module, name))
+        app.command()(names[name])
     command = typer.main.get_command(app)
     command.name = name
     return command

@@ -78,7 +78,7 @@ def up(
             raise InputError(f"{option} is for a whole cluster; leave it out to restart a site")
         _restart_site(project, site, node_config or [])
         return
-    sites = load(project / "spec.toml").clients.count
+    sites = load(project / "spec.toml").clients.sites
     cluster = LocalCluster(home=cluster_home(project), tls=not insecure, sites=sites)
     cluster.node_config = _node_configs(node_config or [], sites)
     for number, table in enumerate(site_tables(project)[:sites]):

@@ -40,7 +40,13 @@ def metrics(
     ] = None,
     metric: Annotated[
         list[str] | None,
-        typer.Option("--metric", metavar="NAME", help=f"Only this metric; repeatable: {', '.join(METRICS)}."),
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="Only this metric; repeatable: accuracy, balanced_accuracy, precision, recall, f1, auroc, auprc, "
+            "log_loss, calibration_error, selection_rate, false_positive_rate, mae, rmse, loss, perplexity, "
+            "token_accuracy, label_accuracy, exact_match, micro_f1, mean_error, r2.",
+        ),
     ] = None,
     positive: Annotated[
         str | None, typer.Option(metavar="CLASS", help="Metrics about this class against all others.")

@@ -5,6 +5,14 @@ from typing import Annotated
 
 import typer
 
+_BUILTIN = sorted(file.stem for file in (Path(__file__).parents[1] / "spec" / "builtin").glob("*.toml"))
+Spec = Annotated[
+    str,
+    typer.Argument(
+        metavar="[SPEC]",
+        help=f"A TOML file, or a built-in spec: {', '.join(_BUILTIN)} or a federation of `fedtilt data list`.",
+    ),
+]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as train.rounds=5.")
 ]

@@ -24,16 +24,12 @@ from fedtilt.runs.callback import Callback
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.runs.trackers import trackers_of
 from fedtilt.spec import load
-from fedtilt.spec.read import builtin_help
 
 _Trained = TypeVar("_Trained")
-SpecArgument = Annotated[
-    str, typer.Argument(metavar="[SPEC]", help=f"A TOML file, or a built-in spec: {builtin_help()}.")
-]
 
 
 def run(
-    spec: SpecArgument = "digits",
+    spec: options.Spec = "digits",
     settings: options.Settings = None,
     method: Annotated[
         list[str] | None,

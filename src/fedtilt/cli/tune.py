@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fedtilt.cli import options
 from fedtilt.cli.console import Console, escape, fits, print_lines, text_table
-from fedtilt.cli.run import SpecArgument, new_folder, train_and_print
+from fedtilt.cli.run import new_folder, train_and_print
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.trackers import trackers_of
 from fedtilt.spec import load
@@ -24,7 +24,7 @@ _MAX_ROWS = 12
 
 
 def tune(
-    spec: SpecArgument = "digits",
+    spec: options.Spec = "digits",
     over: Annotated[
         list[str] | None,
         typer.Option(
@@ -52,7 +52,9 @@ def tune(
     method: Annotated[
         str | None, typer.Option(metavar="NAME", help="The method (default: the first that has these settings).")
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="The most settings; a larger grid is sampled.")] = TRIALS,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="The most settings (default: 64); a larger grid is sampled.")
+    ] = None,
     halving: Annotated[bool, typer.Option(help="Whether weak settings are stopped early.")] = True,
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Stop after this time, such as 5m, with what there is.")
@@ -83,7 +85,7 @@ def tune(
     def search(callbacks: Sequence[Callback]) -> Tuning:
         return tune_spec(
             base, folder, over=parse_axes(over or []), by=by, at_least=parse_bounds(at_least or [], "--at-least"),
-            at_most=parse_bounds(at_most or [], "--at-most"), method=method, trials=trials, halving=halving,
+            at_most=parse_bounds(at_most or [], "--at-most"), method=method, trials=trials or TRIALS, halving=halving,
             budget=budget, callbacks=[*trackers, *callbacks],
         )  # fmt: skip
 
@@ -141,7 +143,7 @@ def _rows(
     for i, name in enumerate(names):
         row = tuning.settings[name]
         cells = [values[i] for values in axes.values()]
-        cells += [_format(row.validation[objective.name], objective) for objective in objectives]
+        cells += [objective.text(row.validation[objective.name]) for objective in objectives]
         cells += ["yours" if name == tuning.method else _gain(row, tuning.by)]
         cells += ["yes" if name in tuning.pareto_front else ""]
         out.add_row(*map(escape, cells), style="bold green" if name == tuning.chosen and tuning.is_possible else None)
@@ -152,15 +154,11 @@ def _title(objective: Objective) -> str:
     return escape(objective.title).replace(" fairness", "\nfairness")
 
 
-def _format(value: float, objective: Objective) -> str:
-    return f"{value:.2f}" if objective.unit else f"{value:.4g}"
-
-
 def _gain(row: TunedSetting, by: Objective) -> str:
     if row.gain is None or row.error is None:
         return ""
     sign = "+" if row.gain >= 0 else "-"
-    return f"{sign}{_format(abs(row.gain), by)} ± {_format(row.error, by)}"
+    return f"{sign}{by.text(abs(row.gain))} ± {by.text(row.error)}"
 
 
 def _remarks(tuning: Tuning, compared: int, left_out: Sequence[Objective]) -> list[str]:
@@ -197,7 +195,7 @@ def _test_table(tuning: Tuning) -> Table:
         cells = []
         for objective in tuning.objectives:
             by_seed = values[objective.name]
-            spread = f" ± {_format(stdev(by_seed), objective)}" if len(by_seed) > 1 else ""
-            cells.append(_format(fmean(by_seed), objective) + spread)
+            spread = f" ± {objective.text(stdev(by_seed))}" if len(by_seed) > 1 else ""
+            cells.append(objective.text(fmean(by_seed)) + spread)
         out.add_row(title, *cells)
     return out

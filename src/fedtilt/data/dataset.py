@@ -59,6 +59,7 @@ class Dataset:
         rows_test: the position of each test sample
         row_names: the name of each position, such as `row 17` of a table
         warnings: sentences about the source that the user should read
+        notes: sentences about how the source was read, for reports
 
     >>> x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
     >>> Dataset(name="mine", x_train=x, y_train=y, x_test=x, y_test=y, classes=2)
@@ -89,6 +90,7 @@ class Dataset:
     rows_test: Tensor | None = None
     row_names: Sequence[str] | None = None
     warnings: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_tensors(self)

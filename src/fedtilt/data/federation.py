@@ -35,7 +35,7 @@ class Federation(ClientData):
         *,
         clients: int | None = None,
         partition: str | None = None,
-        classes_per_client: int = 2,
+        classes_per_client: int | None = None,
         alpha: float = 0.5,
         outliers: str | Outliers = "none",
         outlier_rate: float = 0.3,
@@ -58,7 +58,7 @@ class Federation(ClientData):
             partition: 'classes' (a few classes each), 'dirichlet' (unequal shares of every class), 'iid' (shuffled and
                 split evenly) or 'column' (the data's own clients); default: 'column' if the data has clients of its
                 own, else 'classes'
-            classes_per_client: the number of classes of each client, with partition 'classes'
+            classes_per_client: the number of classes of each client, with partition 'classes'; default: 2
             alpha: how equal the shares are, with partition 'dirichlet'; small is unequal
             outliers: the kind of outliers in the training data, 'none', 'corruptions', 'gaussian' or 'flips', or an
                 `ft.data.Outliers`
@@ -89,7 +89,8 @@ class Federation(ClientData):
         )  # fmt: skip
         partition, clients = resolve_clients(dataset, partition, clients)
         seed = checks.whole(seed, "seed")
-        classes_per_client = checks.whole(classes_per_client, "classes_per_client")
+        if classes_per_client is not None:
+            classes_per_client = checks.whole(classes_per_client, "classes_per_client")
         alpha, validation = checks.number(alpha, "alpha"), checks.number(validation, "validation")
         max_train = None if max_train is None else checks.whole(max_train, "max_train")
         check_outliers(outliers, dataset)
@@ -105,7 +106,8 @@ class Federation(ClientData):
         if max_train is not None and max_train < 1:
             raise InputError(f"max_train = {max_train} leaves no training data; choose 1 or more, or leave it out")
         leave_out = _check_leave_out(leave_out, dataset, outliers)
-        indices, names = divide(dataset, partition, clients, classes_per_client, alpha, seed, leave_out)
+        per_client = 2 if classes_per_client is None else classes_per_client
+        indices, names = divide(dataset, partition, clients, per_client, alpha, seed, leave_out)
         labels = dataset.labels("train")
         train_index, validation_index = split_validation(labels, indices.train, max_train, validation, seed)
         federation = cls(
@@ -214,6 +216,11 @@ class Federation(ClientData):
             *client_warnings(self.client_names, self.train_index, data.weight_train),
             *group_warnings(named, self.client_names, self.train_index),
         )
+
+    @property
+    def about_data(self) -> tuple[str, ...]:
+        """What a report says about the data: the warnings, and how its source was read."""
+        return (*self.warnings, *self.dataset.notes)
 
 
 def _check_dataset(dataset: object) -> None:

@@ -215,10 +215,9 @@ class TrainSettings:
             made["loss"] = named_settings(self.loss, LOSSES, "loss", ", or a function as package.module:function")
         for key, value in made.items():
             object.__setattr__(self, key, value)
-        loss = CrossEntropy() if self.loss is None else self.loss
-        for key, owner in (("momentum", self.optimizer), ("weight_decay", self.optimizer), ("label_smoothing", loss)):
+        for key, owner in self._owners():
             value = getattr(self, key)
-            if value and key not in (owner.settings(all=True) if isinstance(owner, NamedSettings) else ()):
+            if value and not _has(owner, key):
                 name = getattr(owner, "label", owner)
                 raise NoEffect(f"{key} = {value:g} has no effect with {name!r}; leave it out", key=key)
             if value and getattr(owner, key):
@@ -258,6 +257,17 @@ class TrainSettings:
             )
         if self.attack is not None:
             self.attack.check_rounds(self.rounds)
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The settings without effect beside the others, whatever their value."""
+        owners = {key: owner for key, owner in self._owners() if not _has(owner, key)}
+        return (*owners, *(() if self.on_cluster else ("cluster_timeout",)))
+
+    def _owners(self) -> list[tuple[str, Any]]:
+        """The short forms of settings of the optimiser and the loss, and whose they are."""
+        loss = CrossEntropy() if self.loss is None else self.loss
+        return [("momentum", self.optimizer), ("weight_decay", self.optimizer), ("label_smoothing", loss)]
 
     @functools.cached_property
     def client_optimizer(self) -> Optimizer:
@@ -412,6 +422,11 @@ def given_settings(keywords: Mapping[str, Any], settings: TrainSettings | None) 
     """The names of the settings that are given: the keywords, and those of an object that are not the default."""
     of_object = [] if settings is None else [s.name for s in fields(settings) if getattr(settings, s.name) != s.default]
     return {*keywords, *of_object}
+
+
+def _has(owner: object, key: str) -> bool:
+    """Whether an optimiser or a loss has a setting."""
+    return isinstance(owner, NamedSettings) and key in owner.settings(all=True)
 
 
 takes_train_settings = takes_settings(TrainSettings)

@@ -18,6 +18,7 @@ from fedtilt.evaluation.weighted_predictions import (
 )
 
 MIN_CLIENTS = 5  # among fewer, samples are resampled within each client
+RESAMPLES = 1000  # of a bootstrap, unless another number is given
 MIN_SAMPLES = 10  # fewer are too few to resample
 NO_SAMPLES = "no test samples"
 Range = tuple[float, float]

@@ -21,7 +21,7 @@ from fedtilt.evaluation.decision_metrics import (
     check_metrics,
     metrics_for,
 )
-from fedtilt.evaluation.intervals import Estimate, Gap, estimate, gap_between
+from fedtilt.evaluation.intervals import RESAMPLES, Estimate, Gap, estimate, gap_between
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.evaluation.weighted_predictions import PredictedClasses, PredictedNumbers, SampleSums
@@ -103,7 +103,7 @@ def metrics_frame(
     by: str | None = CLIENT,
     positive: str | None = None,
     confidence: float = 0.95,
-    resamples: int = 1000,
+    resamples: int = RESAMPLES,
     threshold: Threshold | None = None,
 ) -> MetricsFrame:
     """Metrics of predictions, overall and by group.

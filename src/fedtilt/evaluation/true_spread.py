@@ -35,6 +35,7 @@ scipy is slow to import, so functions import it themselves.
 
 import math
 from collections.abc import Callable
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -223,6 +224,7 @@ class _BetaBinomial:
         ]
         self._more[0][0] += doubt
         self._more[1][0] += doubt
+        self.profile = cache(self._profile)
 
     def _log_likelihood(self, mean: Array, ratio: Array) -> Array:
         """Of means and ratios t = 1 / (alpha + beta), (values,)."""
@@ -231,7 +233,7 @@ class _BetaBinomial:
         found = np.log(mean[..., None] + steps) @ right + np.log(1 - mean[..., None] + steps) @ wrong
         return np.asarray(found - np.log1p(steps) @ all_)
 
-    def profile(self, spread: float) -> tuple[float, float]:
+    def _profile(self, spread: float) -> tuple[float, float]:
         """The log-likelihood of a spread, maximised over the mean, and that mean."""
         if spread == 0:
             mean = float((self._x.sum() + self._doubt) / (self._n.sum() + 2 * self._doubt))
@@ -299,9 +301,14 @@ def _model(sums: Tensor, total: Tensor, doubt: float = 0.0) -> _Model | None:
     samples = total.sum(1)
     present = samples > 0
     if scores_of(sums)[0] is ACCURACY:
-        return _BetaBinomial(sums.sum(1)[present].numpy(), samples[present].numpy(), doubt)
+        return _beta_binomial(tuple(sums.sum(1)[present].tolist()), tuple(samples[present].tolist()), doubt)
     variances = client_variances(sums, total)
     return None if variances.isnan().any() else _normal(client_scores(sums, total), variances, samples[present])
+
+
+@lru_cache(maxsize=128)  # a page and a terminal show the same clients
+def _beta_binomial(correct: tuple[int, ...], samples: tuple[int, ...], doubt: float) -> _BetaBinomial:
+    return _BetaBinomial(np.array(correct, dtype=np.int64), np.array(samples, dtype=np.int64), doubt)
 
 
 def _normal(values: Tensor, variances: Tensor, samples: Tensor) -> _Normal:

@@ -50,7 +50,7 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
         if task.table is not None:
             known, spec = known_schema_of(resolved.spec), resolved.spec
             schema = stored_schema(seed_folder(folder, spec.seed), known)
-            schema = schema or agree_on_schema(known, spec.clients.count, grid, policy, keys, left_out_sites(spec))
+            schema = schema or agree_on_schema(known, spec.clients.sites, grid, policy, keys, left_out_sites(spec))
         info = task.federation_info(resolved, schema)
         model, parts = task.initial_model(resolved, info)
         mechanism = GaussianMechanism.of(resolved.settings, info.sites, parts)

@@ -210,6 +210,7 @@ class Site:
             classes=names,
             group=self.federation.label_group,
             has_outliers=has_outliers.nonzero()[:, 0].tolist(),
+            about_data=self.federation.about_data,
             constants=constants_of(self._model, self.parts),
             model=model_description(
                 self._recipe, data.input_shape, names, target=data.target, schema=data.schema, image=data.image

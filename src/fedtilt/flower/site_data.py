@@ -46,7 +46,7 @@ def site_federation(task: Task, spec: Spec, node_config: NodeConfig, schema: Sch
     """The federation as one site sees it, with the schema that the server sends."""
     if not task.has_own_data:
         return _only_site(federation_of(spec, spec.seed), node_config)
-    number = site_number(node_config, spec.clients.count)
+    number = site_number(node_config, spec.clients.sites)
     if task.table is None:
         return _single_site(_own_data(task, node_config), number, spec)
     if schema is None:
@@ -71,7 +71,7 @@ def _only_site(federation: Federation, node_config: NodeConfig) -> Federation:
 
 def _single_site(data: Dataset, number: int, spec: Spec) -> Federation:
     """A federation in which only this site has data."""
-    sites, clients = spec.clients.count, spec.clients
+    sites, clients = spec.clients.sites, spec.clients
     no_rows = torch.zeros(0, dtype=torch.int64)
 
     def index(samples: int) -> list[Tensor]:
@@ -162,7 +162,7 @@ def site_summary(task: Task, spec: Spec, node_config: NodeConfig) -> SiteSummary
     """What a site sends of its table, so that all sites agree on one schema, if it shares its summary."""
     if task.table is None:
         raise InputError("the server asks for the summary of a table, and this site's task has no table function")
-    number = site_number(node_config, spec.clients.count)
+    number = site_number(node_config, spec.clients.sites)
     if not is_on(node_config, SUMMARY):
         raise _withheld(known_schema_of(spec))
     source = _source(task, node_config)
@@ -203,7 +203,7 @@ def _table_data(task: Task, spec: Spec, node_config: NodeConfig, schema: Schema)
     if not shared and schema != known:
         raise _withheld(known)
     with _differences(spec, source, schema, shared=shared):
-        table = table_of(spec, source, site=site_number(node_config, spec.clients.count)).with_schema(schema)
+        table = table_of(spec, source, site=site_number(node_config, spec.clients.sites)).with_schema(schema)
         return table.to_dataset(spec.data.test_share, spec.seed)
 
 

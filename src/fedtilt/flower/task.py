@@ -193,7 +193,7 @@ class Task:
 
     def federation_info(self, resolved: ResolvedTask, schema: Schema | None = None) -> FederationInfo:
         """What the server knows about the sites; with a table function, by the schema that they agree on."""
-        source, sites = self.model_source(resolved), resolved.spec.clients.count
+        source, sites = self.model_source(resolved), resolved.spec.clients.sites
         if not self.has_own_data:
             federation = federation_of(resolved.spec, resolved.spec.seed)
             return FederationInfo(
@@ -238,5 +238,5 @@ class Task:
 
 def left_out_sites(spec: Spec) -> tuple[int, ...]:
     """The numbers of the sites with data of their own that are not part of the run."""
-    names = [str(n) for n in range(spec.clients.count)]
+    names = [str(n) for n in range(spec.clients.sites)]
     return tuple(sorted(client_number(name, names) for name in spec.clients.leave_out))

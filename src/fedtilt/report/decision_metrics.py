@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtilt.evaluation.decision_metrics import METRICS, OVERALL_METRICS, Metric, metrics_for
+from fedtilt.evaluation.intervals import RESAMPLES
 from fedtilt.evaluation.metrics_frame import metrics_frame, with_targets
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.predictions import Predictions
@@ -18,7 +19,6 @@ from fedtilt.report.figure import Figure, Style, axis, axis_labels, figure_layou
 from fedtilt.report.run_reader import Run
 
 _MAX_METHODS = 5  # the best
-_RESAMPLES = 200  # a page is written quickly; `fedtilt metrics` takes more
 MAX_CLASSES = 25  # of a confusion matrix
 _MAX_POINTS = 200  # of a curve
 PredictionsBySeed = Mapping[str, Sequence[Predictions]]  # method → one per seed
@@ -50,15 +50,22 @@ def decision_metrics(run: Run, styles: Mapping[str, Style]) -> DecisionMetrics:
     names = OVERALL_METRICS if is_class else metrics_for(task)
     return DecisionMetrics(
         metrics=tuple(METRICS[name] for name in names),
-        rows={method: _cells(by_seed, names) for method, by_seed in predictions.items()},
+        rows={
+            method: _cells(by_seed, names, [seed_run.thresholds.get(method) for seed_run in run.compared])
+            for method, by_seed in predictions.items()
+        },
         figures=decision_figures(predictions, styles, run.compared[0].thresholds) if predictions and is_class else [],
         command="" if run.fingerprint.get("runner") == "flower" else f"fedtilt metrics {shlex.quote(str(run.folder))}",
     )
 
 
-def _cells(by_seed: Sequence[Predictions], names: Sequence[str]) -> list[Cell]:
+def _cells(by_seed: Sequence[Predictions], names: Sequence[str], thresholds: Sequence[Threshold | None]) -> list[Cell]:
+    """A cell per metric, as `fedtilt metrics` computes it; several seeds need no intervals."""
     several = len(by_seed) > 1
-    frames = [metrics_frame(p, names, by=None, resamples=0 if several else _RESAMPLES) for p in by_seed]
+    frames = [
+        metrics_frame(p, names, by=None, threshold=threshold, resamples=0 if several else RESAMPLES)
+        for p, threshold in zip(by_seed, thresholds, strict=True)
+    ]
     cells = []
     for name in names:
         values = SeedValues(tuple(frame.overall_estimates[name].value for frame in frames))

@@ -62,6 +62,7 @@ def _run_values(
         "certificate": summary.certificates(run),
         "verdict": [*verdict(run), *thresholds(run)],
         "cautions": summary.cautions(run),
+        "about_data": list(dict.fromkeys(text for seed_run in run.compared for text in seed_run.about_data)),
         "audit": os.path.relpath(audit, folder) if (audit := run.folder / "audit.html").exists() else "",
         "groups_in_words": in_words(run.group),
         "views": [

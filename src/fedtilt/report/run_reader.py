@@ -45,6 +45,7 @@ class SeedRun:
     class_names: tuple[str, ...]  # of the K columns
     group: str = CLASS  # what the columns are: classes, ranges of the target, or a column of groups
     attackers: tuple[int, ...] = ()  # clients, which are not evaluated
+    about_data: tuple[str, ...] = ()  # warnings, and how the source was read
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)  # by method, of a rare class
     has_ended: bool = False  # early, by the stop rule of the run
     baselines: Mapping[str, RoundMetrics] = field(default_factory=dict)  # after the last evaluated round, by name
@@ -252,6 +253,7 @@ def _read_federation(path: Path, clients: int, classes: int) -> dict[str, Any]:
         has_outliers = torch.zeros(clients, dtype=torch.bool)
         has_outliers[torch.tensor(record["has_outliers"], dtype=torch.long)] = True
         attackers = tuple(map(int, record.get("attackers", ())))
+        about_data = tuple(map(str, record.get("about_data", ())))
     if (len(client_names), len(class_names)) != (clients, classes):
         raise InputError(
             f"{path} names {len(client_names)} clients and {len(class_names)} classes, "
@@ -259,7 +261,7 @@ def _read_federation(path: Path, clients: int, classes: int) -> dict[str, Any]:
         )
     return {
         "client_names": client_names, "class_names": class_names, "has_outliers": has_outliers,
-        "group": str(record.get("group", CLASS)), "attackers": attackers,
+        "group": str(record.get("group", CLASS)), "attackers": attackers, "about_data": about_data,
     }  # fmt: skip
 
 

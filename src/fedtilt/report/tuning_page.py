@@ -70,6 +70,7 @@ def _values(folder: Path, tuning: Mapping[str, Any]) -> dict[str, Any]:
         "out_of_time": tuning["out_of_time"],
         "seconds": tuning["seconds"],
         "objectives": objectives,
+        "by_unit": next(objective["unit"] for objective in objectives if objective["name"] == by),
         "axes": list(next(iter(settings.values()))["setting"]) if settings else [],
         "rows": [_row(name, settings[name], tuning) for name in order],
         "test": tuning["test"],
@@ -139,7 +140,7 @@ def _trace(
         "x": [round(row["validation"][x["name"]], 4) for _, row in points],
         "y": [round(row["validation"][y["name"]], 4) for _, row in points],
         "text": [plotly_text(f"{name} (round {row['rounds']})", 80) for name, row in points],
-        "hovertemplate": "%{text}: %{x:.2f}, %{y:.2f}<extra></extra>",
+        "hovertemplate": "%{text}: %{x:.4g}, %{y:.4g}<extra></extra>",
     }  # fmt: skip
 
 

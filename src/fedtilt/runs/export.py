@@ -20,7 +20,7 @@ from fedtilt.models import ModelSource, build_exported, exported_shape, logits
 from fedtilt.parts import Tensors, match_names, named_pieces
 from fedtilt.runs.trained_run import TrainedRun, read_trained_run
 
-_NOT_EXPORTED = ("clients", "has_outliers", "attackers", "group", "class_names", "thresholds")
+_NOT_EXPORTED = ("clients", "has_outliers", "attackers", "about_data", "group", "class_names", "thresholds")
 _TOLERANCE = 1e-4  # of the outputs of ONNX Runtime, relative to the largest
 
 

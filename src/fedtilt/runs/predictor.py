@@ -25,6 +25,7 @@ from fedtilt.text_tables import csv_text
 
 _BATCH = 1024  # rows of a forward pass
 _NAMED = 5  # rows that a warning names
+EMPTY_SET = "(no class)"  # in a table; of a row that cannot be used, the cell is empty
 
 
 class PredictedRows(NamedTuple):
@@ -36,7 +37,7 @@ class PredictedRows(NamedTuple):
     class_names: tuple[str, ...]  # of the K columns; empty: numbers
     problems: Mapping[int, str]  # row → why it cannot be used
     columns: Mapping[str, Sequence[object]]  # of the input that are copied, such as identifiers
-    sets: np.ndarray | None = None  # (N,) prediction sets: tuples of names; of numbers, (N, 2) the ends of intervals
+    sets: np.ndarray | None = None  # (N,) tuples of names, None where missing; of numbers, (N, 2) ends of intervals
 
     def header(self) -> list[str]:
         """The names of the columns of `table`."""
@@ -52,7 +53,7 @@ class PredictedRows(NamedTuple):
             cells: list[object] = [None if np.isnan(n) else float(f"{n:.6g}") for n in numbers]
             cells = cells if self.probabilities is None else [self.predictions[i], *cells]
             if self.sets is not None and self.probabilities is not None:
-                cells.append(None if i in self.problems else ", ".join(self.sets[i]))
+                cells.append(None if i in self.problems else ", ".join(self.sets[i]) or EMPTY_SET)
             elif self.sets is not None:
                 cells += [None if np.isnan(n) else float(f"{n:.6g}") for n in self.sets[i]]
             kept = [values[i] for values in self.columns.values()]
@@ -108,7 +109,7 @@ class Predictor:
     def predict_sets(self, data: Any, coverage: float = 0.9) -> np.ndarray:
         """The classes that contain the true one with this probability, as a tuple of names for each row; may be empty.
 
-        Of numbers, the two ends of an interval, (N, 2). An unusable row has an empty set, or NaN.
+        Of numbers, the two ends of an interval, (N, 2). An unusable row has None, or NaN.
         """
         found = self._warned(self.rows(data, coverage=coverage)).sets
         assert found is not None
@@ -152,6 +153,7 @@ class Predictor:
         inside = (class_bins(torch.from_numpy(probabilities)) <= bin).numpy() & ~np.isnan(probabilities)
         found = np.empty(len(inside), object)
         found[:] = [tuple(name for name, is_in in zip(self.class_names, row, strict=True) if is_in) for row in inside]
+        found[np.isnan(probabilities).any(1)] = None
         return found
 
     def with_threshold(self, threshold: Threshold | str) -> "Predictor":

@@ -152,6 +152,7 @@ def train_to_end(
         classes=group_names(federation)[federation.group],
         has_outliers=federation.has_outliers.nonzero()[:, 0].tolist(),
         attackers=federation.attackers if isinstance(federation, AttackedFederation) else (),
+        about_data=federation.about_data,
         constants=_constants(prepared),
         model=_model_description(prepared),
         backend=prepared.backend.describe(),

@@ -156,7 +156,7 @@ def spec_of(folder: Path, *overrides: str) -> "Spec":
     if not (folder / "spec.toml").exists():
         raise InputError(f"{folder} was started from Python: call fedtilt.run again with the same arguments and out=")
     read_toml(folder / "spec.toml")  # checks its digest
-    return load_spec(folder / "spec.toml", overrides=overrides)
+    return load_spec(folder / "spec.toml", overrides=overrides, of_run=True)
 
 
 # -- seeds as tasks of a Ray cluster -----------------------------------------------------------------------------------

@@ -16,18 +16,16 @@ from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import import_function
 from fedtilt.models import MODELS, ModelSource
-from fedtilt.spec.fields import ClientsSpec, Spec
+from fedtilt.spec.fields import Spec
 
 
 def federation_of(spec: Spec, seed: int, dataset: Dataset | None = None) -> Federation:
     """The federation that a spec describes; `dataset` is what `dataset_of` returns, if it is read already."""
     dataset = dataset_of(spec, seed) if dataset is None else dataset
     settings = vars(spec.clients).copy()
-    count, partition = settings.pop("count"), spec.clients.partition
-    has_own = dataset.client_names is not None and partition in (None, "column")
-    clients = None if has_own and count == ClientsSpec.count else count
+    count = settings.pop("count")
     try:
-        federation = Federation.build(dataset, clients=clients, outliers=spec.outliers, seed=seed, **settings)
+        federation = Federation.build(dataset, clients=count, outliers=spec.outliers, seed=seed, **settings)
     except NoEffect as error:
         raise NoEffect(f"clients.{error}", key=f"clients.{error.key}") from None
     return corrected(federation, exclude=spec.data.exclude, relabel=spec.data.relabel)

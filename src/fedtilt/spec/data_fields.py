@@ -119,6 +119,15 @@ class DataSpec(TableSettings, _DataSource):
             raise InputError(f"data.test_share = {self.test_share} needs data.file or data.images; leave it out")
 
     @property
+    def unused(self) -> tuple[str, ...]:
+        """The keys without effect beside the others."""
+        unused = () if self.file else (*OF_TABLE, "schema")
+        unused += () if self.images else _OF_IMAGES
+        unused += () if self.file or self.images else ("test_share",)
+        is_downloaded = self.path is None and bool(CATALOG[self.name].files)
+        return unused if self.images or is_downloaded else (*unused, "folder")
+
+    @property
     def path(self) -> str | None:
         """The path of the user's own data; None: a data set of the catalogue."""
         return self.file or self.images or self.leaf

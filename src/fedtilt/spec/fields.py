@@ -5,12 +5,14 @@ fields; those of `[outliers]`, `[train]`, `[privacy]` and `[attack]` are in `dat
 `privacy` and `attacks`.
 """
 
+import functools
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fedtilt.attacks.attack import Attack
-from fedtilt.checks import check_used, is_plain_name
+from fedtilt.checks import OnlyWith, check_used, is_plain_name, unmet
 from fedtilt.config.setting_fields import REQUIRED, default_of, setting, settings_of
 from fedtilt.config.tables import table_of
 from fedtilt.data import Outliers
@@ -19,7 +21,7 @@ from fedtilt.data.outliers import KINDS
 from fedtilt.data.partition import PARTITIONS
 from fedtilt.data.targets import RANGE, TABLE_TASKS
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.errors import InputError
+from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import is_function_path
 from fedtilt.methods import check_levels
 from fedtilt.models import MODELS
@@ -32,17 +34,20 @@ from fedtilt.spec.method import MethodSpec
 class ClientsSpec:
     """`[clients]`."""
 
-    count: int = setting(100, 'the number of clients; with partition "column" the data has its own', ge=1)
+    count: int | None = setting(
+        None, 'the number of clients; default: the data\'s own with partition "column", else 100', ge=1, example=100
+    )
     partition: str | None = setting(
         None,
         'how the data is divided among clients; default: "column" if it has clients of its own, else "classes"',
         choices=PARTITIONS,
         example="dirichlet",
     )
-    classes_per_client: int = setting(
-        2,
-        'the number of classes of each client, with partition "classes"',
+    classes_per_client: int | None = setting(
+        None,
+        'the number of classes of each client, with partition "classes"; default: 2',
         ge=1,
+        example=2,
         only_with={"partition": ["classes", None]},  # with None, it depends on the data
     )
     alpha: float = setting(
@@ -64,6 +69,13 @@ class ClientsSpec:
         "whether validation data has outliers too, as in practice; otherwise it is clean",
         only_with={"outliers.kind": KINDS[1:]},  # a search draws validation data itself
     )
+
+    @property
+    def sites(self) -> int:
+        """The number of sites of a deployment."""
+        if self.count is None:
+            raise InputError("clients.count is missing; give the number of sites of the deployment")
+        return self.count
 
 
 def _is_argument(value: Any) -> bool:
@@ -111,6 +123,11 @@ class ModelSpec:
                 f"model.arguments = {self.arguments} are for a function of your own, and model.name is {self.name!r}; "
                 "leave them out"
             )
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The keys without effect beside the others."""
+        return ("arguments",) if self.name in MODELS else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +185,7 @@ class Spec:
                 f"data.client = {self.data.client!r} is ignored when clients.partition = "
                 f"{self.clients.partition!r}; leave clients.partition out, or add the column to data.drop"
             )
-        self._check_used()
+        self.check_used()
         settings = replace(self.train, privacy=self.privacy, attack=self.attack)
         settings.for_task(self.task)
         if self.task == "regression":
@@ -179,25 +196,42 @@ class Spec:
             check_levels(methods, combined_names(self.data.group_columns), label_group)
 
     def table(self, name: str) -> dict[str, Any]:
-        """The values of the keys of a table; of one that is not given, the defaults."""
-        table, keys = getattr(self, name), settings_of(TABLES[name])
-        if table is None:
-            return {key: default_of(field) for key, field in keys.items()}
-        left_out = getattr(table, "left_out", ())
-        return {key: None if key in left_out else getattr(table, key) for key in keys}
+        """The values of the keys of a table that have an effect; None of the others."""
+        values, (defaults, only_with) = self._values(), _declared()
+        found = {}
+        for key in settings_of(TABLES[name]):
+            path = f"{name}.{key}"
+            has_effect = path not in self._unused() and unmet(only_with[path], values, defaults) is None
+            found[key] = values[path] if has_effect else None
+        return found
 
-    def _check_used(self) -> None:
-        """Raise NoEffect for a key that has no effect beside those of its table and others."""
-        values: dict[str, Any] = {}
-        defaults: dict[str, Any] = {}
-        only_with: dict[str, Any] = {}
-        for name, table in TABLES.items():
-            values |= {f"{name}.{key}": value for key, value in self.table(name).items()}
-            for key, field in settings_of(table).items():
-                defaults[f"{name}.{key}"] = default_of(field)
-                others = field.metadata["only_with"].items()
-                only_with[f"{name}.{key}"] = {k if "." in k else f"{name}.{k}": allowed for k, allowed in others}
-        check_used(values, defaults, only_with)
+    def check_used(self, given: Collection[str] = ()) -> None:
+        """Raise NoEffect for a key without effect beside the others that is given, or is not the default."""
+        values, (defaults, only_with) = self._values(), _declared()
+        check_used(values, defaults, only_with, given=given)
+        for key in given:
+            if key in self._unused():
+                raise NoEffect(f"{key} = {values[key]!r} has no effect here; leave it out", key=key)
+
+    def _values(self) -> dict[str, Any]:
+        """The values of all keys of tables; None of those that another key decides."""
+        values = {}
+        for name, keys in TABLES.items():
+            table = getattr(self, name)
+            decided = getattr(table, "left_out", ())
+            for key, field in settings_of(keys).items():
+                value = default_of(field) if table is None else getattr(table, key)
+                values[f"{name}.{key}"] = None if key in decided else value
+        return values
+
+    def _unused(self) -> set[str]:
+        """The keys that their table says to have no effect; of a table that is not given, all of them."""
+        found = set()
+        for name, keys in TABLES.items():
+            table = getattr(self, name)
+            unused = settings_of(keys) if table is None else getattr(table, "unused", ())
+            found |= {f"{name}.{key}" for key in unused}
+        return found
 
     def _check_regression(self) -> None:
         """Raise InputError for what needs classes."""
@@ -215,3 +249,16 @@ class Spec:
 TABLES: dict[str, type] = {
     key: table for key, field in settings_of(Spec).items() if (table := table_of(field)) is not None
 }
+
+
+@functools.cache
+def _declared() -> tuple[Mapping[str, Any], OnlyWith]:
+    """The defaults of the keys of all tables, and beside which others they have an effect."""
+    defaults: dict[str, Any] = {}
+    only_with: dict[str, Any] = {}
+    for name, table in TABLES.items():
+        for key, field in settings_of(table).items():
+            defaults[f"{name}.{key}"] = default_of(field)
+            others = field.metadata["only_with"].items()
+            only_with[f"{name}.{key}"] = {k if "." in k else f"{name}.{k}": allowed for k, allowed in others}
+    return defaults, only_with

@@ -54,10 +54,11 @@ def load(
     seed: int | None = None,
     seeds: int | None = None,
     device: str | None = None,
+    of_run: bool = False,
 ) -> Spec:
     """Read and check a spec.
 
-    A key without effect is an error, unless it is of a built-in spec: then it is dropped.
+    A key without effect is an error, also with its default. One of a built-in spec, or of a run folder, is dropped.
 
     Paths in a file are relative to the file, paths in overrides to the working folder; the spec has absolute paths.
 
@@ -68,6 +69,7 @@ def load(
         seed: replaces the spec's seed
         seeds: replaces the spec's number of seeds
         device: replaces the spec's device
+        of_run: whether it is the file of a run folder, which may have defaults without effect
 
     >>> load("digits", overrides=["train.rounds=5"], methods=["fedavg"]).train.rounds
     5
@@ -84,7 +86,8 @@ def load(
     options = {"seed": seed, "seeds": seeds, "device": device}
     raw |= {key: value for key, value in options.items() if value is not None}
     given = [key for key, _, value in map(partial(_split_override, raw), overrides) if value]
-    spec = _parse_without_unused(raw, given) if _is_builtin(source) else _parse_overridden(raw, given)
+    parse_given = _parse_without_unused if _is_builtin(source) or of_run else _parse_overridden
+    spec = parse_given(raw, given)
     check_rates_used([m.to_method() for m in spec.methods], [key.removeprefix("train.") for key in given], "train.")
     return spec
 
@@ -93,7 +96,7 @@ def _parse_without_unused(raw: Raw, given: Collection[str]) -> Spec:
     """`parse`, without the keys that have no effect; those that the user has given raise."""
     while True:
         try:
-            return parse(raw)
+            return _parse_given(raw, given)
         except NoEffect as error:
             table, _, key = _spec_key(error).partition(".")
             is_given = any(f"{name}.".startswith(f"{table}.{key}.") for name in given)
@@ -104,13 +107,21 @@ def _parse_without_unused(raw: Raw, given: Collection[str]) -> Spec:
 
 def _parse_overridden(raw: Raw, given: Collection[str]) -> Spec:
     """`parse`; an error about a key that has no effect beside those given says how to remove it."""
+    tables = [f"{name}.{key}" for name in TABLES for key in raw.get(name, {})]
     try:
-        return parse(raw)
+        return _parse_given(raw, tables)
     except NoEffect as error:
         key = _spec_key(error)
         if given and key not in given:
             raise NoEffect(f"{error}: --set {key}=", key=key) from None
         raise
+
+
+def _parse_given(raw: Raw, given: Collection[str]) -> Spec:
+    """`parse`; a key that is given and has no effect is an error with its default too."""
+    spec = parse(raw)
+    spec.check_used(given)
+    return spec
 
 
 def _spec_key(error: NoEffect) -> str:

@@ -27,9 +27,9 @@ TOP_KEYS = [key for key in _KEYS if key not in (*TABLES, "methods")]
 
 
 def dump(spec: Spec) -> str:
-    """The spec as TOML, with every key that has a value; `load` reads the same spec back."""
+    """The spec as TOML, with every key that has a value and an effect; `load` reads the same spec back."""
     blocks = [_pairs(_top(spec))]
-    blocks += [[f"[{key}]", *_pairs(spec.table(key))] for key in TABLES]
+    blocks += [[f"[{key}]", *pairs] for key in TABLES if (pairs := _pairs(spec.table(key)))]
     blocks += [_method_pairs(method) for method in spec.methods]
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
@@ -119,14 +119,14 @@ def _meaning(field: Field[Any]) -> str:
 
 
 def _commented_pairs(table: type, values: Mapping[str, Any]) -> list[str]:
-    """A comment and the pair for every key; a key without a value is a comment with an example."""
+    """A comment and the pair for every key; of one without a value or effect, the pair is a comment too."""
     blocks = []
     for key, value in values.items():
         field = settings_of(table)[key]
         if heading := field.metadata["heading"]:
             blocks.append(f"# --- {heading} ---")
-        example = format_toml(field.metadata["example"])
-        pair = f"# {key} = {example}" if value is None else f"{key} = {format_toml(value)}"
+        example = default_of(field) if field.metadata["example"] is None else field.metadata["example"]
+        pair = f"# {key} = {format_toml(example)}" if value is None else f"{key} = {format_toml(value)}"
         blocks.append(f"{_comment(_meaning(field))}\n{pair}")
     return blocks
 

@@ -1,7 +1,7 @@
 """The run folder: metrics, counts and checkpoints of one seed, written so that a kill at any moment loses nothing.
 
 fingerprint.json                               methods, settings, data and model: a run with others is rejected
-federation.json                                names of clients and classes or groups, and the clients with outliers
+federation.json                                names of clients and classes or groups, clients with outliers, warnings
 backend.json                                   which backend trained last, and why faster ones did not
 model.json                                     how to build the model, and how to standardise its input
 thresholds.json                                {"thresholds": method → threshold on a class}, if any were chosen
@@ -132,7 +132,7 @@ class RunFolder:
 
     def describe(
         self, *, clients: Sequence[str], classes: Sequence[str], has_outliers: Sequence[int], group: str = CLASS,
-        attackers: Sequence[int] = (),
+        attackers: Sequence[int] = (), about_data: Sequence[str] = (),
         constants: Mapping[str, Tensor] | None = None, model: Mapping[str, Any] | None = None,
         backend: str | None = None,
     ) -> None:  # fmt: skip
@@ -143,6 +143,7 @@ class RunFolder:
         names: dict[str, Any] = {"clients": list(clients), "classes": list(classes), "has_outliers": list(has_outliers)}
         names |= {} if group == CLASS else {"group": group}
         names |= {"attackers": list(attackers)} if attackers else {}
+        names |= {"about_data": list(about_data)} if about_data else {}
         write_json(self.folder / "federation.json", names, sync=False)
         if backend is not None:
             write_json(self.folder / "backend.json", {"backend": backend}, sync=False)

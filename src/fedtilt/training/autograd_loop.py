@@ -48,7 +48,7 @@ def _train_one(model: nn.Module, job: LocalJob, batches: Batches, precision: str
     new_step = partial(_step, job, theta, anchor, list(views.values()), parameters)
     step, switch = new_step(job.first), job.first_epochs * batches.per_epoch * job.repeats
     constant = {name: b.clone() for name, b in net.named_buffers() if name not in changing}
-    key = torch.tensor(seeds.to_signed(batches.key), device=theta.device)
+    key = seeds.to_signed(batches.key)
     with (
         seeds.seeded_global_rng(batches.key, theta.device),
         fp32_deterministic(theta.device, precision == "tf32"),

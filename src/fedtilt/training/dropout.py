@@ -8,7 +8,7 @@ them, take the same mask on every device and in every backend.
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtilt import seeds
+from fedtilt.training import native
 
+_KEYS = 64
 _ALPHA = -1.7580993408473766  # what SELU gives for −inf: alpha dropout keeps the mean and variance of its outputs
 _TORCH = {name: getattr(F, name) for name in (
     "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout",
@@ -29,20 +31,20 @@ class Masks(threading.local):
     """The masks of one step, in the order in which a forward pass asks for them."""
 
     def __init__(self) -> None:
-        self._step: tuple[Tensor, Tensor | int] | None = None
-        self._key: Tensor | None = None  # of the step; computed for the first mask
+        self._step: tuple[int, int] | tuple[Tensor, Tensor] | None = None
         self._first = 0
+        self._keys: Sequence[Tensor] = ()  # of `_KEYS` masks: 32 low bits, and 32 high ones
         self.shapes: list[tuple[int, ...]] = []  # of the masks of this forward pass
 
-    def start(self, key: Tensor, step: Tensor | int, first: int = 0) -> None:
+    def start(self, key: seeds.Bits, step: seeds.Bits, first: int = 0) -> None:
         """Begin the forward pass of a step.
 
         Args:
-            key: of the client's batches, int64, without dimensions
+            key: of the client's batches, 64 signed bits; a tensor has no dimensions
             step: its number
             first: the number of the first sample in its batch; not 0 in a micro-batch
         """
-        self._step, self._key, self._first, self.shapes = (key, step), None, first, []
+        self._step, self._first, self.shapes = (key, step), first, []
 
     def stop(self) -> None:
         """Return to torch's generators."""
@@ -55,18 +57,33 @@ class Masks(threading.local):
 
     def keep(self, shape: tuple[int, ...], p: float, device: torch.device) -> Tensor:
         """True with probability 1 − p, in multiples of 2^-24; the integers are the same on every device."""
-        assert self._step is not None
-        if self._key is None:
-            self._key = seeds.mix(seeds.mix(self._step[0]) + self._step[1])
+        low, high = self._next_key()
         self.shapes.append(shape)
-        key = seeds.mix(self._key + len(self.shapes))
-        low, high = ((half & 0xFFFFFFFF) - (1 << 31) for half in (key, key >> 32))
-        start = self._first * math.prod(shape[1:])
-        z = torch.arange(start, start + math.prod(shape), dtype=torch.int32, device=device)
-        z = z.reshape(shape) ^ low.to(torch.int32)
+        start, size, dropped = self._first * math.prod(shape[1:]), math.prod(shape), round(p * 2**24)
+        if isinstance(low, int) and isinstance(high, int) and device.type == "cpu" and native.available():
+            return native.keep(low, high, start, size, dropped).reshape(shape)
+        z = torch.arange(start, start + size, dtype=torch.int32, device=device).reshape(shape) ^ low
         z = (z ^ _shift_right(z, 16)) * 0x7FEB352D  # Wellons' finaliser for 32 bits, with the key in two halves
-        z = (z ^ _shift_right(z, 15) ^ high.to(torch.int32)) * (0x846CA68B - (1 << 32))
-        return _shift_right(z ^ _shift_right(z, 16), 8) >= round(p * 2**24)
+        z = (z ^ _shift_right(z, 15) ^ high) * (0x846CA68B - (1 << 32))
+        return _shift_right(z ^ _shift_right(z, 16), 8) >= dropped
+
+    def _next_key(self) -> Sequence[int | Tensor]:
+        """The 32 low bits and the 32 high ones of the next mask's key."""
+        assert self._step is not None
+        key, step = self._step
+        number = len(self.shapes)
+        if isinstance(key, int):
+            assert isinstance(step, int)
+            return _halves(seeds.mix(seeds.mix(seeds.mix(key) + step) + number + 1))
+        if number % _KEYS == 0:  # the keys of many masks at once are as much to compile as one
+            numbers = torch.arange(number + 1, number + 1 + _KEYS, device=key.device)
+            keys = seeds.mix(seeds.mix(seeds.mix(key) + step) + numbers)
+            self._keys = [half.to(torch.int32) for half in _halves(keys)]
+        return [half[number % _KEYS] for half in self._keys]
+
+
+def _halves(key: seeds.Bits) -> list[seeds.Bits]:
+    return [(half & 0xFFFFFFFF) - (1 << 31) for half in (key, key >> 32)]
 
 
 def _shift_right(bits: Tensor, by: int) -> Tensor:
@@ -87,7 +104,7 @@ def keyed_dropout(others: Functions = MappingProxyType({})) -> Iterator[Masks]:
         others: further functions that layers call in place of torch's; names of `_TORCH`
 
     >>> with keyed_dropout() as masks:
-    ...     masks.start(torch.tensor(7), step=1)
+    ...     masks.start(7, step=1)
     ...     F.dropout(torch.ones(6), 0.5)
     tensor([0., 0., 2., 0., 0., 2.])
     """

@@ -158,14 +158,14 @@ def decide(
     for name in order[: order.index(current)]:
         gain, error = others[name]
         if others[name].is_clear:
-            reason = f"{by.title} is {_amount(gain, by)} better than yours, with a standard error of {error:.2f}"
+            reason = f"{by.title} is {_amount(gain, by)} better than yours, with a standard error of {by.text(error)}"
             return Decision(name, reason, others)
     gain, error = next(iter(others.values()))  # of the best other setting
     if gain <= 0:
         return Decision(current, f"keep yours: no other setting has a better {by.title}", others)
-    within = f"{_amount(gain, by)} better, within one standard error ({error:.2f})"
+    within = f"{_amount(gain, by)} better, within one standard error ({by.text(error)})"
     return Decision(current, f"keep yours: {by.title} of the best other setting is {within}", others)
 
 
 def _amount(gain: float, by: Objective) -> str:
-    return f"{gain:.2f} points" if by.unit else f"{gain:.4g}"
+    return f"{by.text(gain)}{' points' if by.unit else ''}"

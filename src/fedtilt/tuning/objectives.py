@@ -41,10 +41,10 @@ class ClientOutputs(NamedTuple):
         return ClientOutputs(self.probabilities[samples], self.labels[samples], clients, self.rarer)
 
     def metric(self, name: str) -> float:
-        """A metric in percent, of two classes about the rarer one; NaN: not defined."""
+        """A metric, of two classes about the rarer one; NaN: not defined."""
         positive = int(self.rarer) if self.rarer >= 0 else None
         samples = PredictedClasses(self.labels.numpy(), self.probabilities.double().numpy(), positive)
-        return 100 * float(METRICS[name].values(Weighted(samples, np.ones((1, len(samples.labels)))))[0])
+        return float(METRICS[name].values(Weighted(samples, np.ones((1, len(samples.labels)))))[0])
 
 
 class ScoreTable(NamedTuple):
@@ -76,10 +76,19 @@ class Objective:
 
     name: str
     title: str
-    unit: str  # "%" or "points"; empty: that of the target
+    unit: str  # "%" or "points"; empty: that of the target, or in [0, 1]
     higher_is_better: bool
     value: Callable[[ScoreTable], float]
     needs_outputs: bool = False  # probabilities, beside the sums
+
+    def text(self, value: float) -> str:
+        """A value in words, without its unit."""
+        return f"{value:.2f}" if self.unit else f"{value:.3f}" if self.needs_outputs else f"{value:.4g}"
+
+    @property
+    def largest(self) -> float:
+        """The largest possible value."""
+        return 100 if self.unit else 1 if self.needs_outputs else math.inf
 
     def better(self, value: float, other: float) -> float:
         """How much better a value is than another one; negative: worse."""
@@ -111,7 +120,7 @@ def _of_outputs(metric: str, table: ScoreTable) -> float:
 
 
 OUTPUT_OBJECTIVES = {  # of classes: metrics of the probabilities on all samples, of two classes about the rarer one
-    name: Objective(name, METRICS[name].title, "%", True, partial(_of_outputs, name), True)
+    name: Objective(name, METRICS[name].title, "", True, partial(_of_outputs, name), True)
     for name in ("auroc", "auprc", "f1", "balanced_accuracy")
 }
 
@@ -170,8 +179,9 @@ def constraints_of(
             objective, bound = find_objective(name, federation), number(value, f"the bound of {name}")
             if objective.unit == "%" and 0 <= bound <= 1:
                 bound *= 100
-            if not 0 <= bound <= (100 if objective.unit else math.inf):
-                remedy = "a share such as 0.9, or up to 100" if objective.unit else "a number ≥ 0"
+            if not 0 <= bound <= objective.largest:
+                upper = " from 0 to 1" if objective.needs_outputs else " ≥ 0"
+                remedy = "a share such as 0.9, or up to 100" if objective.unit else f"a number{upper}"
                 raise InputError(
                     f"{'at least' if is_least else 'at most'} {name} = {value} is not possible; give {remedy}"
                 )

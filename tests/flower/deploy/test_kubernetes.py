@@ -1,5 +1,6 @@
 """The manifests for Kubernetes: rendered, checked by its schemas, and against what `fedtilt deploy` writes."""
 
+import importlib.util
 import json
 import re
 import shutil
@@ -13,8 +14,10 @@ import yaml
 
 from fedtilt.flower.deploy import machines
 
-kubernetes_validate = pytest.importorskip("kubernetes_validate")
-jsonschema = pytest.importorskip("jsonschema")  # which it needs
+# imported where they are used: it takes long
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("kubernetes_validate") is None, reason="needs kubernetes_validate"
+)
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy/kubernetes"
 HOME = "/var/lib/fedtilt/home"
@@ -50,6 +53,8 @@ def rendered(folder: Path) -> str:
 
 
 def check(document: Document) -> None:
+    import kubernetes_validate
+
     for version in VERSIONS:
         kubernetes_validate.validate(document, version, strict=True)
 
@@ -61,6 +66,8 @@ def test_every_manifest_has_the_schema_of_kubernetes(kind: str) -> None:
 
 
 def test_the_schema_rejects_a_key_that_kubernetes_does_not_know() -> None:
+    import kubernetes_validate
+
     broken = of_kind("StatefulSet", written("site"))
     broken["spec"]["template"]["spec"]["containers"][0]["comand"] = ["sh"]
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -237,6 +244,8 @@ def ray_job() -> str:
 
 
 def check_ray_job(job: Document) -> None:
+    import jsonschema  # kubernetes_validate needs it
+
     jsonschema.validate(job, RAY_JOB)
     cluster = job["spec"]["rayClusterSpec"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
@@ -263,6 +272,9 @@ def test_the_ray_job_of_the_cluster_page() -> None:
     ],
 )
 def test_the_schema_of_a_ray_job_rejects_mistakes(old: str, new: str) -> None:
+    import jsonschema
+    import kubernetes_validate
+
     assert old in ray_job()
     (job,) = documents(ray_job().replace(old, new))
     with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):

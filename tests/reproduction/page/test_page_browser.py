@@ -20,6 +20,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_tables_fit_a_desktop_and_verdicts_a_phone(window: Browser, page: Path) -> None:
     for width, theme in ((1280, "light"), (390, "dark")):
         window.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
@@ -58,3 +59,4 @@ def test_only_the_opening_is_open_and_links_open_chapters(window: Browser, page:
     window.script("document.querySelector('.contents a[href=\"#flips\"]').click()")
     window.until("document.querySelector('#flips').checkVisibility()")
     assert window.script(visible) > 4
+    assert window.console_errors() == []

@@ -14,7 +14,7 @@ from fedtilt.data.dataset import Dataset, split_dataset
 from fedtilt.data.inputs import Inputs
 from fedtilt.data.sampling import positions_by_number
 from fedtilt.data.tables.cells import BadCells, ColumnValues
-from fedtilt.data.tables.describe import column_warnings, dropped_columns
+from fedtilt.data.tables.describe import column_warnings, describe_file, dropped_columns
 from fedtilt.data.tables.encoding import encode
 from fedtilt.data.tables.merge import merge
 from fedtilt.data.tables.reader import Source, TableReader, open_reader
@@ -136,8 +136,10 @@ class Table:
                 f"table {reader.name} has no feature column; beside target and client its columns are {kinds}"
             )
         found: dict[str, list[str]] = {}  # warnings, by column
+        read: dict[str, Sequence[str]] = {}  # how its cells were read
 
         def inspect(column: Column, values: ColumnValues) -> None:
+            read[column.name] = values.notes
             found[column.name] = column_warnings(column, values, rows.train, rows.labels, schema.target)
 
         x_train, x_test = encode(reader, schema, [rows.train, rows.test], inspect)
@@ -168,6 +170,11 @@ class Table:
                 *_without_rows(rows, leave_out, reader.title),
                 *dropped_columns(schema, self.schema),
                 *(text for column in schema.columns for text in found.get(column.name, [])),
+            ),
+            notes=(
+                *(text for text in map(describe_file, reader.tables) if text),
+                *_unlabelled(rows, schema.target),
+                *(f"column {name!r}: {'; '.join(notes)}" for name, notes in read.items() if notes),
             ),
         )
 
@@ -215,6 +222,13 @@ class Table:
                 for site, positions in sites.items()
             }
         return summarise_sites(self.reader, self.names, sites, classes, self.schema)
+
+
+def _unlabelled(rows: LabelledRows, target: str | None) -> list[str]:
+    """A sentence about the rows that were dropped because they have no label."""
+    is_number = np.issubdtype(rows.labels.dtype, np.floating)
+    dropped = int((np.isnan(rows.labels) if is_number else rows.labels < 0).sum())
+    return [f"{dropped:,} of {len(rows.labels):,} rows have no {target!r} and are left out"] if dropped else []
 
 
 def _without_rows(rows: LabelledRows, names: Sequence[str], title: str) -> list[str]:

@@ -78,12 +78,12 @@ def leave_site(folder: Path, site: str) -> None:
     check_project(folder)
     path = folder / "spec.toml"
     clients = load(path).clients
-    names = [str(number) for number in range(clients.count)]
+    names = [str(number) for number in range(clients.sites)]
     name = names[client_number(site, names)]
     without = [*clients.leave_out, name]
     if name in clients.leave_out:
         raise InputError(f"site {name} is not part of {folder}: leave_out has it")
-    if len(without) == clients.count:
+    if len(without) == clients.sites:
         raise InputError(f"without site {name}, {folder} has no site")
     text, line = read_bytes(path).decode(), f"leave_out = {json.dumps(without)}"
     pattern, new = r"(?m)^\[clients\].*$", rf"\g<0>\n{line}"

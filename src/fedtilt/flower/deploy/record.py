@@ -72,7 +72,7 @@ def _people() -> Iterator[Row]:
 
 
 def _purpose(task: ResolvedTask) -> Iterator[Row]:
-    data, train, sites = task.spec.data, task.settings, task.spec.clients.count
+    data, train, sites = task.spec.data, task.settings, task.spec.clients.sites
     kind = "a number" if task.spec.task == "regression" else "a class"
     target = f", the column `{data.target}`," if data.target else ""
     yield "what is computed", f"a model ({task.spec.model.name}) that predicts {kind}{target} by {task.method.name}"
@@ -140,7 +140,7 @@ def _security(task: ResolvedTask, digest: str) -> Iterator[Row]:
     yield "code", f"a site runs only projects that its operator has allowed by their digest; this one: {digest}"
     yield "access", "the server takes runs only with a token; keys, states and models are readable by their owner alone"
     yield "can the server see single updates?", "yes: there is no secure aggregation"
-    yield "differential privacy of the shared model", _privacy(task.settings, task.spec.clients.count)
+    yield "differential privacy of the shared model", _privacy(task.settings, task.spec.clients.sites)
     yield "wrong or hostile sites", f"screening, at {screen:g} times the median" if screen else "no screening"
     yield _ask("encryption of disks, backups, who has access, review of logs", "IT of the server and of the site")
     yield _ask("impact assessment (article 35): needed, done, date", "the controller")

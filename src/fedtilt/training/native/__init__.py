@@ -136,6 +136,8 @@ def _load_kernel() -> CompiledLibrary | str:
         pointer, long, pointer, long, long, pointer, long, long,
     ]  # fmt: skip
     kernel.library.fedtilt_train.restype = ctypes.c_int
+    kernel.library.fedtilt_keep.argtypes = [ctypes.c_int32, ctypes.c_int32, long, long, long, pointer]
+    kernel.library.fedtilt_keep.restype = None
     return kernel
 
 
@@ -147,6 +149,15 @@ def train(
     if isinstance(kernel, str):
         raise InputError(f"backend 'native' cannot run because {kernel}; use 'auto'")
     return [_train_one(kernel, model, job, data) for job, data in zip(jobs, batches, strict=True)]
+
+
+def keep(low: int, high: int, start: int, size: int, dropped: int) -> Tensor:
+    """The values `start` to `start + size` of a dropout mask, from the halves of its key; see `dropout.Masks.keep`."""
+    kernel = _load_kernel()
+    assert isinstance(kernel, CompiledLibrary)
+    mask = torch.empty(size, dtype=torch.bool)
+    kernel.library.fedtilt_keep(low, high, start, size, dropped, mask.data_ptr())
+    return mask
 
 
 def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches: Batches) -> Trained:

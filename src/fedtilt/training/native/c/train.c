@@ -287,3 +287,13 @@ int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, co
     free(arena.base);
     return DONE;
 }
+
+/* A dropout mask: 1 where 24 random bits are at least `dropped`. The integers are those of `dropout.Masks.keep`. */
+void fedtilt_keep(int32_t low, int32_t high, long start, long size, long dropped, uint8_t *mask) {
+    for (long n = 0; n < size; n++) {
+        uint32_t z = (uint32_t)(start + n) ^ (uint32_t)low;
+        z = (z ^ z >> 16) * 0x7FEB352Du;
+        z = (z ^ z >> 15 ^ (uint32_t)high) * 0x846CA68Bu;
+        mask[n] = (z ^ z >> 16) >> 8 >= (uint32_t)dropped;
+    }
+}
