@@ -205,7 +205,7 @@ def test_robust_rules_withstand_what_breaks_the_mean() -> None:
         ),
         ({"from_round": 4}, ft.fedavg(), "attack.from_round = 4 is after the last round, 3"),
         ({"kind": "backdoor", "target": "x"}, ft.fedavg(), "attack.target = 'x' is no class of the data"),
-        ({}, ft.fedavg(aggregator=FLTrust(401)), "is more than the 400 training samples of all clients"),
+        ({}, ft.fedavg(aggregator=FLTrust(401)), "is more than the 400 training samples that they are drawn from"),
     ],
 )
 def test_a_run_that_cannot_be_is_one_line(settings: dict, method: ft.Method, message: str) -> None:

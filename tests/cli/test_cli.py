@@ -244,6 +244,8 @@ INVALID = [
     (["report", "run", "--too", "x"], "no such option: --too; see fedtilt report --help"),
     (["run", "--sed", "3"], "no such option: --sed; did you mean --seed or --seeds or --set? See fedtilt run --help"),
     (["run", "--seeds", "x"], "'x' is not a valid integer; see fedtilt run --help"),
+    (["run", "toy", "--set", "model.hidden=[7]"], "model.hidden = [7] has no effect here; set model.name = 'mlp'"),
+    (["run", "toy", "--set", "clients.count=5"], "clients = 5 differs from the 2 clients that 'toy-1' has of its own"),
     (["run", "digits", "toy"], "unexpected extra argument (toy)"),
     (["runn"], "no such command 'runn'; did you mean 'run'? See fedtilt --help"),
     (["export", "run", "--method", "ditto"], "missing option '--to'"),

@@ -14,6 +14,7 @@ from fedtilt.evaluation.metrics import compute_metrics
 from fedtilt.evaluation.scores import sampling_variances, scores_of, variance_beyond_chance
 from fedtilt.evaluation.true_spread import (
     TrueSpread,
+    _BetaBinomial,
     client_estimates,
     fairness_difference,
     knows_variances,
@@ -276,3 +277,12 @@ def test_a_result_has_them() -> None:
     assert frame["accuracy"].tolist() == (100 * found.sums.sum(1).double() / found.total.sum(1)).tolist()
     assert frame["low"].tolist() == estimates.low.tolist()
     assert frame["samples"].sum() == int(found.total.sum())
+
+
+def test_the_likelihood_of_many_samples_is_that_of_its_single_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    total, correct = np.array([150_000, 90_000, 21_000, 400]), np.array([120_000, 71_000, 16_500, 390])
+    mean, ratio = np.array([0.79, 0.8, 0.3, 0.999]), np.array([0.0, 1e-9, 1e-3, 3.0])
+    found = _BetaBinomial(correct, total)._log_likelihood(mean, ratio)
+    monkeypatch.setattr("fedtilt.evaluation.true_spread._LARGE", 10**9)
+    expected = _BetaBinomial(correct, total)._log_likelihood(mean, ratio)
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-4)

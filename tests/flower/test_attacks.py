@@ -111,7 +111,6 @@ def test_a_site_that_attacks_over_a_superlink(tmp_path: Path) -> None:
     [
         ("attack.kind=alie", "attack.kind = 'alie' is for simulations, not for real sites"),
         ("train.baselines=true", "train.baselines = true has no effect: no baseline is trained on the sites"),
-        ("methods.fedavg.aggregator=fltrust", "'fltrust' of method 'fedavg' needs data on the server"),
         ("methods.fedavg.weighting=samples", "train.screen = 0 bounds no claim; use weighting = 'equal'"),
     ],
 )

@@ -1,5 +1,6 @@
 """The decision metrics, reliability curves and certificates of a report."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,17 @@ def test_the_table_has_the_mean_over_seeds(run_folder: Path) -> None:
         assert sum(samples) == sum(len(p.labels) for p in stored)
     right = sum(row[-1] for row in confusion.rows if row[0] == NASTY and row[1] == row[2])
     assert right == sum(int((p.probabilities.argmax(1) == p.labels).sum()) for p in stored)
+
+
+def test_the_page_says_how_intervals_are_computed(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    several = read_run(run_folder)
+    one = replace(several, seed_runs=several.seed_runs[:1])
+    assert decision_metrics(several, styles(one.methods)).uncertainty == "the standard deviation over seeds"
+    by_clients = "95 % intervals (exact or bootstrap over clients with 1,000 resamples"
+    assert decision_metrics(one, styles(one.methods)).uncertainty == f"{by_clients})"
+    monkeypatch.setattr("fedtilt.report.decision_metrics.LARGE", 10)
+    bins = "for which AUROC and AUPRC rank samples in bins of their scores"
+    assert decision_metrics(one, styles(one.methods)).uncertainty == f"{by_clients}, {bins})"
 
 
 def test_the_page_has_the_section_and_the_certificates(run_folder: Path, page: str) -> None:

@@ -166,6 +166,15 @@ def test_a_key_without_effect_on_the_data_is_refused_before_the_run(
     assert not (tmp_path / "run").exists()
 
 
+def test_the_model_and_the_clients_of_a_toy_are_those_of_the_spec(tmp_path: Path) -> None:
+    hidden = ["model.name=mlp", "model.hidden=[7]", "clients.partition=iid", "clients.count=5"]
+    small = ["device=cpu", "train.rounds=1", "train.workers=0"]
+    result = run_spec(spec.load("toy", overrides=[*small, *hidden], methods=["fedavg"]), tmp_path / "run")[0]
+    shapes = [tuple(p.shape) for p in result["fedavg"].shared.parameters()]
+    assert shapes == [(7, 2), (7,), (2, 7), (2,)]
+    assert len(result["fedavg"].predictions.groupings["client"].names) == 5
+
+
 def test_a_search_draws_validation_data_and_refuses_other_keys_without_effect(tmp_path: Path) -> None:
     noisy = spec.load("digits", overrides=[*TINY, "clients.validation_outliers=true"])
     assert tune_spec(noisy, tmp_path / "search", over={"lam": [-1, 0]}).setting

@@ -156,6 +156,13 @@ def run(
             help="Undo the rounds after this one, on the server and on all sites; status shows which rounds are kept.",
         ),
     ] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, metavar="FILE",
+            help="Clean samples on the server, for an aggregator with a root set: a table like those of the sites.",
+        ),
+    ] = None,
     log: Log = None,
 ) -> None:  # fmt: skip
     """Train the project on its local cluster; a stopped run resumes where it stopped."""
@@ -163,7 +170,8 @@ def run(
 
     check_project(project)
     config: dict[str, object] = {"method": method, "set": "\n".join(settings or [])}
-    options = {"quorum": quorum, "deadline": deadline, "back-to": back_to}
+    options: dict[str, object] = {"quorum": quorum, "deadline": deadline, "back-to": back_to}
+    options["root"] = None if root is None else str(root.resolve())
     train(project, config | {key: value for key, value in options.items() if value is not None}, out, log or [])
 
 

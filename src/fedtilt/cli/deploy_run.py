@@ -35,8 +35,10 @@ def train(project: Path, config: dict[str, Any], out: Path | None, log: Sequence
     if problem := cluster.problem():
         raise InputError(problem)
     defaults, back_to = default_run_config(project), config.get("back-to")
-    if back_to is not None and "back-to" not in defaults:
-        raise InputError(f"{project / 'pyproject.toml'} has no back-to; add back-to = -1 to [tool.flwr.app.config]")
+    for key, default in (("back-to", "-1"), ("root", '""')):
+        if key in config and key not in defaults:
+            line = f"{key} = {default}"
+            raise InputError(f"{project / 'pyproject.toml'} has no {key}; add {line} to [tool.flwr.app.config]")
     if "quorum" not in config and defaults.get("join-quorum") == 0:
         config["join-quorum"] = 1.0  # all sites are on this machine: one that cannot join is an error to fix
     RoundPolicy.from_config(config)

@@ -13,6 +13,7 @@ from fedtilt.data import Federation
 from fedtilt.devices import pick_device
 from fedtilt.engine.client import plan
 from fedtilt.engine.initial_model import initial_model
+from fedtilt.engine.root_set import RootSet
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import initial_server
 from fedtilt.errors import InputError, NoEffect
@@ -22,7 +23,6 @@ from fedtilt.executors.ray_executor import RayExecutor
 from fedtilt.executors.sharded_models import uses_shards
 from fedtilt.math.client_models import column_blocks
 from fedtilt.methods import Method, check_bad_share, check_levels, check_steps_used
-from fedtilt.methods.aggregators import Rooted
 from fedtilt.models import ModelSource, build_without_storage, recipe, trained_parameters
 from fedtilt.parts import Parts
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
@@ -58,7 +58,8 @@ def prepare(
     settings = settings.for_task(federation.dataset.task).for_counts(federation.class_counts().sum(0).tolist())
     settings.check_left_out(federation.left_out)
     check_bad_share(methods, settings.clients_per_round(federation.clients))
-    _check_root_samples(methods, federation)
+    for m in methods:
+        RootSet.of(m, federation, settings.seed, torch.device("cpu"))
     notices: tuple[str, ...] = ()
     if settings.attack is not None:
         federation = AttackedFederation.of(federation, settings.attack, settings.seed)
@@ -138,17 +139,6 @@ def example_jobs(
         planned = plan(m, server, {}, parts=parts, settings=settings, round=1, group=federation.group, net=net)
         jobs += planned.values()
     return jobs
-
-
-def _check_root_samples(methods: Iterable[Method], federation: Federation) -> None:
-    """Raise InputError if a root set has more samples than there are."""
-    samples = int(federation.train_sizes().sum())
-    for m in methods:
-        if isinstance(m.aggregator, Rooted) and m.aggregator.root_samples > samples:
-            raise InputError(
-                f"root_samples = {m.aggregator.root_samples} of method {m.name!r} is more than the {samples} training "
-                "samples of all clients; lower it"
-            )
 
 
 _OPTIMIZER_TENSORS = {"adam": 2, "adamw": 2}  # besides sgd, which has one with momentum

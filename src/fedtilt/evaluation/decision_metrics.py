@@ -1,7 +1,7 @@
 """Metrics of probabilities (AUROC, F1, log loss, …), of numbers (MAE, R², …), of tokens and of several labels.
 
-Every metric is a function of weighted samples, with one value per row of weights (B, S): equal weights give the metric,
-and the weights of a bootstrap its resamples, all at once. The values are those of scikit-learn with `sample_weight`,
+Every metric is a function of weighted samples, with one value per row of weights: equal weights give the metric, and
+the weights of a bootstrap its resamples, all at once. The values are those of scikit-learn with `sample_weight`,
 with which the tests compare them; a resample there takes as long as all of them here. NaN: the metric is not defined.
 
 Without a positive class, precision, recall, F1, AUROC and AUPRC are means over the classes that the samples have, each
@@ -31,7 +31,7 @@ _recall = _over_classes(lambda counts: ratio(counts.hits, counts.positive))
 
 
 def _auroc(weighted: Weighted) -> Array:
-    return weighted.mean_over_classes(lambda label: weighted.ranking[label].auroc)
+    return weighted.mean_over_classes(lambda label: weighted.rank(label).auroc)
 
 
 def _auprc(weighted: Weighted) -> Array:
@@ -39,7 +39,7 @@ def _auprc(weighted: Weighted) -> Array:
     rarer = weighted.samples.rarer
     if weighted.samples.positive is None and rarer is not None:
         return weighted.rank(rarer).average_precision
-    return weighted.mean_over_classes(lambda label: weighted.ranking[label].average_precision)
+    return weighted.mean_over_classes(lambda label: weighted.rank(label).average_precision)
 
 
 def _balanced_accuracy(weighted: Weighted) -> Array:
@@ -72,7 +72,7 @@ def _calibration_error(weighted: Weighted) -> Array:
     confidence, is_true = weighted.samples.confidence
     gaps = np.zeros((len(confidence), BINS))
     gaps[np.arange(len(confidence)), weighted.samples.bins] = confidence - is_true
-    return ratio(np.abs(weighted.weights @ gaps).sum(1), weighted.total)
+    return ratio(np.abs(weighted.sum(gaps)).sum(1), weighted.total)
 
 
 def _r2(weighted: Weighted) -> Array:
@@ -89,7 +89,7 @@ def _of_score(score: Score) -> Callable[[Weighted], Array]:
     """A score as a metric of weighted samples; percentages as shares."""
 
     def values(weighted: Weighted) -> Array:
-        sums = torch.from_numpy(weighted.weights @ weighted.samples.sums)
+        sums = torch.from_numpy(weighted.sum(weighted.samples.sums))
         found: Array = score.values(sums, torch.from_numpy(weighted.total)).numpy()
         return found / 100 if score.unit == "%" else found
 

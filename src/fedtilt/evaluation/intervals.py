@@ -22,6 +22,8 @@ RESAMPLES = 1000  # of a bootstrap, unless another number is given
 MIN_SAMPLES = 10  # fewer are too few to resample
 NO_SAMPLES = "no test samples"
 Range = tuple[float, float]
+LARGE = 20_000  # of more samples, sums of units are resampled: of clients, or of blocks of samples
+BLOCKS = 1000  # of a client
 _CHUNK = 1_000_000  # weights at a time
 _UNKNOWN = math.nan, math.nan
 
@@ -31,7 +33,7 @@ class Interval(NamedTuple):
 
     low: float = math.nan  # NaN: no interval
     high: float = math.nan
-    kind: str = ""  # "exact", "bootstrap over clients" or "bootstrap over samples"
+    kind: str = ""  # "exact", "bootstrap over clients", "bootstrap over samples" or "… over blocks of samples"
     reason: str = ""  # why there is none
 
 
@@ -39,7 +41,7 @@ class Bootstrap(NamedTuple):
     """Resampled values of metrics by name, each (resamples,)."""
 
     values: Mapping[str, Array]
-    units: int  # how many clients or samples were resampled
+    units: int  # how many clients, samples or blocks of samples were resampled
     kind: str
 
     def interval(self, name: str, confidence: float) -> Interval:
@@ -86,7 +88,7 @@ class Estimate(NamedTuple):
     samples: int
     undefined: str = ""  # why the value is not defined
     resampled: Array | None = None  # (resamples,) values of the bootstrap, if the interval comes from one
-    units: int = 0  # how many clients or samples were resampled
+    units: int = 0  # as in `Bootstrap`
 
     @property
     def interval(self) -> Interval:
@@ -175,40 +177,56 @@ def bootstrap(
     """Metrics of resampled data; one key draws the same clients for any rows.
 
     Whole clients are drawn with replacement, because the samples of a client are alike; among fewer than `MIN_CLIENTS`
-    the clients are fixed, and samples are drawn within each.
+    the clients are fixed, and samples are drawn within each. Of more than `LARGE` samples, the sums of each client are
+    resampled, and rankings are those of scores in bins; samples of fixed clients are drawn in `BLOCKS` of random
+    samples, which have the variance of independent ones. (K. M. Wolter, Introduction to variance estimation, 2007,
+    on random groups.)
     `samples` are those of `rows`, (S,) bool, `clients` those of all rows; the others are as in `estimate`.
     """
     numbers, client = np.unique(clients, return_inverse=True)
     rows = np.ones(len(client), dtype=bool) if rows is None else rows
-    over_clients = len(numbers) >= MIN_CLIENTS
-    draw = _draw_clients if over_clients else _draw_samples
+    rng = seeds.generator(seeds.key(0, "bootstrap of metrics", client=key))
+    is_large = len(client) > LARGE
+    if len(numbers) >= MIN_CLIENTS:
+        kind, unit, stratum = "clients", client, np.zeros(len(numbers), dtype=int)
+    elif is_large:
+        kind = "blocks of samples"
+        unit, stratum = _blocks(client, rng)
+    else:
+        kind, unit, stratum = "samples", np.arange(len(client)), client
+    unit = unit[rows]
     values: dict[str, list[Array]] = {name: [] for name in metrics}
-    for weights in draw(client, resamples, seeds.generator(seeds.key(0, "bootstrap of metrics", client=key))):
-        weighted = Weighted(samples, weights[:, rows])
+    for size in _chunks(resamples, len(stratum) if is_large else len(client)):
+        weights = _draw(stratum, size, rng)
+        weighted = Weighted(samples, weights, unit) if is_large else Weighted(samples, weights[:, unit])
         for name in metrics:
             values[name].append(METRICS[name].values(weighted))
-    kind = f"bootstrap over {'clients' if over_clients else 'samples'}"
-    units = len(np.unique(client[rows])) if over_clients else int(rows.sum())
-    return Bootstrap({name: np.concatenate(parts) for name, parts in values.items()}, units, kind)
+    drawn = {name: np.concatenate(parts) for name, parts in values.items()}
+    return Bootstrap(drawn, len(np.unique(unit)), f"bootstrap over {kind}")
 
 
-def _draw_clients(client: Array, resamples: int, rng: np.random.Generator) -> Iterator[Array]:
-    count = int(client.max()) + 1
-    for size in _chunks(resamples, len(client)):
-        yield rng.multinomial(count, np.full(count, 1 / count), size).astype(np.float32)[:, client]
+def _draw(stratum: Array, resamples: int, rng: np.random.Generator) -> Array:
+    """How often each unit is drawn, with replacement, from the units of its stratum, (resamples, units)."""
+    weights = np.empty((resamples, len(stratum)), dtype=np.float32)
+    for number in range(int(stratum.max()) + 1):
+        units = np.flatnonzero(stratum == number)
+        weights[:, units] = rng.multinomial(len(units), np.full(len(units), 1 / len(units)), resamples)
+    return weights
 
 
-def _draw_samples(client: Array, resamples: int, rng: np.random.Generator) -> Iterator[Array]:
-    for size in _chunks(resamples, len(client)):
-        weights = np.empty((size, len(client)), dtype=np.float32)
-        for number in range(int(client.max()) + 1):
-            rows = np.flatnonzero(client == number)
-            weights[:, rows] = rng.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size)
-        yield weights
+def _blocks(client: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    """A random block of every sample, all of one client of nearly equal size; and the client of each block."""
+    unit, stratum = np.empty(len(client), dtype=int), list[int]()
+    for number in range(int(client.max()) + 1):
+        members = rng.permutation(np.flatnonzero(client == number))
+        count = min(BLOCKS, len(members))
+        unit[members] = len(stratum) + np.arange(len(members)) % count
+        stratum += [number] * count
+    return unit, np.array(stratum)
 
 
-def _chunks(resamples: int, samples: int) -> Iterator[int]:
-    size = max(1, _CHUNK // samples)
+def _chunks(resamples: int, units: int) -> Iterator[int]:
+    size = max(1, _CHUNK // units)
     for start in range(0, resamples, size):
         yield min(size, resamples - start)
 

@@ -58,6 +58,8 @@ _GRID = 15  # values of the spread at which its likelihood is computed
 _UNLIKELY = 10.0  # this far below its maximum, the log-likelihood is neglected
 _LEAST_BETA = 0.1  # parameter of the beta distribution of true accuracies, for estimates of single clients
 _SMALLEST = 1e-9
+_EXACT = 2000  # terms of the likelihood that are summed one by one, of more than `_LARGE`
+_LARGE = 20_000
 
 
 class TrueSpread(NamedTuple):
@@ -208,6 +210,28 @@ def _root(variance: Tensor | float) -> float:
 # -- likelihoods of the spread ----------------------------------------------------------------------------------------
 
 
+def _summation(length: int, steps: Array) -> tuple[Array, Array]:
+    """Places j and weights, so that the sum over them is that over all j < length.
+
+    Summed is a logarithm of j times a number that changes at `steps`. Of more than `_LARGE`, those from `_EXACT` on are
+    integrated between steps and powers of two by Gauss and Legendre's rule, whose cost hardly grows with the samples.
+
+    >>> j, weights = _summation(3, np.array([2]))
+    >>> j.tolist(), weights.tolist()
+    ([0.0, 1.0, 2.0], [1.0, 1.0, 1.0])
+    """
+    if length <= _LARGE:
+        return np.arange(length, dtype=float), np.ones(length)
+    exact = np.arange(_EXACT, dtype=float)
+    powers = _EXACT * 2.0 ** np.arange(64)
+    edges = np.unique(np.concatenate([[_EXACT, length], powers, steps]))
+    edges = edges[(edges >= _EXACT) & (edges <= length)] - 0.5  # the sum over j is an integral from j − ½ to j + ½
+    nodes, weights = np.polynomial.legendre.leggauss(8)
+    half = np.diff(edges)[:, None] / 2
+    places = edges[:-1, None] + half * (1 + nodes)
+    return np.append(exact, places), np.append(np.ones(len(exact)), half * weights)
+
+
 class _BetaBinomial:
     """True accuracies are drawn from a beta distribution."""
 
@@ -216,12 +240,10 @@ class _BetaBinomial:
     def __init__(self, correct: Array, samples: Array, doubt: float = 0.0) -> None:
         self.clients, self._doubt = len(samples), doubt  # right and wrong predictions that are added to all clients'
         self._x, self._n = correct.astype(float), samples.astype(float)
-        longest = int(samples.max())
-        self._j = np.arange(longest)
-        self._more = [  # how many clients have more than j correct, wrong and all samples
-            len(samples) - np.cumsum(np.bincount(counts, minlength=longest))[:longest].astype(float)
-            for counts in (correct, samples - correct, samples)
-        ]
+        counts = [np.sort(found) for found in (correct, samples - correct, samples)]
+        self._j, weights = _summation(int(samples.max()), np.concatenate(counts))
+        # how many clients have more than j correct, wrong and all samples
+        self._more = [weights * (len(samples) - np.searchsorted(found, self._j + 0.5)) for found in counts]
         self._more[0][0] += doubt
         self._more[1][0] += doubt
         self.profile = cache(self._profile)

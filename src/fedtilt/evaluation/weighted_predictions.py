@@ -9,6 +9,7 @@ import numpy as np
 
 Array = np.ndarray
 BINS = 10  # of equal width, of the calibration error and the reliability curve
+RANKS = 2000  # scores at which a class is divided into bins of a ranking, where samples are weighted in units
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +51,12 @@ class PredictedClasses:
         """The bin of the confidence, (S,), each without its lower edge, as in scikit-learn's calibration_curve."""
         return np.searchsorted(np.linspace(0, 1, BINS + 1)[1:-1], self.confidence[0])
 
-    def order(self, label: int) -> tuple[Array, Array, Array]:
-        """The samples by the probability of a class, descending; and for each place the first and last of its ties."""
+    def order(self, label: int) -> tuple[Array, Array]:
+        """The samples by the probability of a class, descending; and the first place of each distinct probability."""
         score = -self.probabilities[:, label]
         order = np.argsort(score, kind="stable")
         ordered = score[order]
-        return order, np.searchsorted(ordered, ordered), np.searchsorted(ordered, ordered, "right") - 1
+        return order, np.flatnonzero(np.concatenate([[True], ordered[1:] > ordered[:-1]])[: len(ordered)])
 
     def take(self, rows: Array) -> "PredictedClasses":
         """The samples of these rows."""
@@ -117,15 +118,29 @@ class _Ranking(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Weighted:
-    """Samples with weights (B, S); what is computed of them has one value per row of weights, (B,)."""
+    """Samples with weights, each its own or those of units; all that is computed has one value per row of weights.
+
+    With units, a row of weights costs the number of units in place of that of samples. Sums are the same; a ranking is
+    that of scores in bins, see `RANKS`.
+    """
 
     samples: Any  # PredictedClasses, PredictedNumbers or SampleSums
-    weights: Array
+    weights: Array  # (B, S), or (B, units)
+    units: Array | None = None  # (S,) the unit of each sample, such as its client; None: weights of samples
+
+    def sum(self, values: Array) -> Array:
+        """The weighted sum of values (S,) or (S, k), (B,) or (B, k)."""
+        if self.units is None:
+            return self.weights @ values
+        samples = np.arange(len(self.units))
+        return self.weights @ (_indicator(self.units, samples, self.weights.shape[1], len(samples)) @ values)
 
     @cached_property
     def total(self) -> Array:
-        """The sum of the weights, (B,)."""
-        return self.weights.sum(1)
+        """The sum of the weights of all samples, (B,)."""
+        if self.units is None:
+            return self.weights.sum(1)
+        return self.weights @ np.bincount(self.units, minlength=self.weights.shape[1])
 
     @cached_property
     def counts(self) -> dict[int, ClassCounts]:
@@ -133,37 +148,42 @@ class Weighted:
         positive = self.samples.labels[:, None] == self.samples.classes  # (S, classes)
         predicted = self.samples.predicted[:, None] == self.samples.classes
         columns = np.concatenate([positive, predicted, positive & predicted], 1).astype(self.weights.dtype)
-        sums = (self.weights @ columns).reshape(len(self.weights), 3, -1)
+        sums = self.sum(columns).reshape(len(self.weights), 3, -1)
         return {label: ClassCounts(*sums[:, :, i].T) for i, label in enumerate(self.samples.classes)}
 
     def mean(self, values: Array) -> Array:
         """The weighted mean of values (S,), (B,)."""
-        return ratio(self.weights @ values, self.total)
+        return ratio(self.sum(values), self.total)
 
     @cached_property
-    def ranking(self) -> dict[int, _Ranking]:
-        """The ranking of each class."""
-        return {label: self.rank(label) for label in self.samples.classes}
+    def _rankings(self) -> dict[int, _Ranking]:
+        return {}
 
     def rank(self, label: int) -> _Ranking:
         """How well the probability of a class ranks its samples."""
-        order, first, last = self.samples.order(label)
-        positive = np.flatnonzero(self.samples.labels[order] == label)  # (P,) their places in the order
-        if not len(positive):
+        if label not in self._rankings:
+            self._rankings[label] = self._rank(label)
+        return self._rankings[label]
+
+    def _rank(self, label: int) -> _Ranking:
+        order, starts = self.samples.order(label)
+        is_label = self.samples.labels[order] == label
+        if not is_label.any():
             return _Ranking(*np.full((2, len(self.weights)), np.nan))
-        ordered = self.weights[:, order]
-        above = np.cumsum(ordered, 1)  # (B, S) weight at this place and above
-        hits = ordered[:, positive]  # (B, P)
-        hits_above = np.cumsum(hits, 1)
-        first, last = first[positive], last[positive]  # of the places with the same score
-        to_last, to_first = above[:, last], above[:, first] - ordered[:, first]
-        hits_to_last = hits_above[:, np.searchsorted(positive, last, "right") - 1]
-        hits_to_first = hits_above[:, np.searchsorted(positive, first)] - hits[:, np.searchsorted(positive, first)]
-        misses_to_last, misses_to_first = to_last - hits_to_last, to_first - hits_to_first
-        positives = hits_above[:, -1]
-        negatives = above[:, -1] - positives
-        below = negatives[:, None] - (misses_to_last + misses_to_first) / 2  # ties count half
-        precision = ratio(hits_to_last, to_last, empty=0.0)
+        if self.units is None:
+            ordered, middle = self.weights[:, order], np.zeros(len(starts))
+            weight, hits = (np.add.reduceat(w, starts, axis=1) for w in (ordered, ordered * is_label))  # (B, scores)
+            own = hits
+        else:
+            bins, middle = _rank_bins(is_label, starts)
+            units, shape = self.units[order], (len(middle), self.weights.shape[1])
+            of_bins = _indicator(bins, units, *shape), _indicator(bins[is_label], units[is_label], *shape)
+            weight, hits = ((matrix @ self.weights.T).T for matrix in of_bins)  # (B, bins)
+            own = hits / np.bincount(bins[is_label], minlength=len(middle)).clip(1)  # of one positive sample
+        hits_to, weight_to = np.cumsum(hits, 1), np.cumsum(weight, 1)
+        positives, negatives = hits_to[:, -1], weight_to[:, -1] - hits_to[:, -1]
+        below = negatives[:, None] - (weight_to - hits_to) + (weight - hits) / 2  # ties count half
+        precision = ratio(hits_to - middle * (hits - own), weight_to - middle * (weight - own), empty=0.0)
         return _Ranking(
             ratio((hits * below).sum(1), positives * negatives), ratio((hits * precision).sum(1), positives)
         )
@@ -176,6 +196,31 @@ class Weighted:
         present = np.stack([self.counts[label].positive for label in self.samples.classes]) > 0
         counted = present & ~np.isnan(by_class)
         return ratio(np.where(counted, by_class, 0).sum(0), counted.sum(0))
+
+
+def _indicator(rows: Array, columns: Array, *shape: int) -> Any:
+    """A sparse matrix that counts pairs of a row and a column."""
+    from scipy.sparse import csr_matrix  # slow to import
+
+    return csr_matrix((np.ones(len(rows)), (rows, columns)), shape=shape)
+
+
+def _rank_bins(is_label: Array, starts: Array) -> tuple[Array, Array]:
+    """The bin of each place of a ranking; and what part of a bin is below its mean sample.
+
+    The score at which another share of 1 / `RANKS` of either class is reached is a bin, and so are those between two
+    such scores; all are, if they are few. That part is a half, and 0 in a bin of one score, whose precision is that at
+    its end.
+    """
+    ends = np.append(starts[1:], len(is_label))  # of each distinct score
+    number = np.arange(len(ends))
+    if len(ends) > RANKS:
+        hits = np.append(0, np.cumsum(is_label))[ends]
+        shares = [np.ceil(found * (RANKS / max(1, found[-1]))) for found in (hits, ends - hits)]
+        reached = np.any([np.diff(share, prepend=0) > 0 for share in shares], 0)
+        reached[1:] |= reached[:-1]  # the next bin begins after it
+        number = np.cumsum(reached) - 1
+    return np.repeat(number, np.diff(ends, prepend=0)), np.where(np.bincount(number) == 1, 0.0, 0.5)
 
 
 def ratio(a: Array, b: Array, empty: float = np.nan) -> Array:

@@ -4,9 +4,14 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from torch import nn
 
+from fedtilt.data import Schema
+from fedtilt.engine.prepare import example_jobs
+from fedtilt.engine.root_set import RootSet
 from fedtilt.errors import InputError
 from fedtilt.evaluation.results import Result
 from fedtilt.flower.deploy.credentials import site_keys
@@ -14,19 +19,24 @@ from fedtilt.flower.flwr_internals import limit_reply_size, max_reply_size, netw
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.run_folder import ServerRunFolder, open_run_folder
 from fedtilt.flower.schema_exchange import agree_on_schema, stored_schema
+from fedtilt.flower.site_data import site_federation
 from fedtilt.flower.site_strategy import SiteStrategy
-from fedtilt.flower.task import ResolvedTask, Task, left_out_sites
+from fedtilt.flower.task import NodeConfig, ResolvedTask, Task, left_out_sites
+from fedtilt.methods.aggregators import Rooted
+from fedtilt.parts import Parts
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
-from fedtilt.spec import known_schema_of
+from fedtilt.spec import federation_of, known_schema_of
 from fedtilt.storage.fingerprint import continued
 from fedtilt.storage.provenance import seed_folder
+from fedtilt.training import choose_backend
 
 
 def server_app(task: Task) -> ServerApp:
     """The app that the SuperLink runs.
 
     Its run configuration may contain `method`, `set` (overrides of the spec, one per line), `out` (the run folder),
-    `back-to` (the kept round to go back to) and the settings of `RoundPolicy`, such as `quorum` and `deadline`. If the
+    `back-to` (the kept round to go back to), `root` (the file of a root set on the server) and the settings of
+    `RoundPolicy`, such as `quorum` and `deadline`. If the
     environment variable FEDTILT_SITE_KEYS is a folder with the public keys of the sites, no node can take the place of
     another site.
     """
@@ -43,6 +53,7 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
     """Train to the last round; a run that cannot continue raises, so that Flower does not report it as completed."""
     resolved, policy, keys = task.resolve(config), RoundPolicy.from_config(config), site_keys()
     folder, grid = run_path(resolved, config), network_grid(grid)
+    _check_root(task, resolved, config)
     with open_run_folder(folder):
         settings = continued(seed_folder(folder, resolved.spec.seed), resolved.settings)
         resolved = resolved._replace(settings=settings)
@@ -61,11 +72,46 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
         )
         strategy = SiteStrategy(
             resolved.method, parts, info, settings=resolved.settings, net=model, policy=policy, run_folder=run_folder,
-            site_keys=keys,
+            site_keys=keys, root=_root_set(task, resolved, config, schema, model, parts),
         )  # fmt: skip
         limit_reply_size(grid, max_reply_size(model), strategy.membership.drop_reply)
         strategy.start(grid)
         return run_folder.write_results()
+
+
+def _check_root(task: Task, resolved: ResolvedTask, config: Mapping[str, object]) -> None:
+    """Raise InputError if a rule lacks its root set, or a root set has no effect."""
+    path, method = str(config.get("root") or ""), resolved.method
+    is_rooted = isinstance(method.aggregator, Rooted)
+    if is_rooted and task.has_own_data and not path:
+        raise InputError(
+            f"aggregator = {method.aggregator.label!r} of method {method.name!r} needs clean samples on the server; "
+            "name a file of them with root in the run configuration (fedtilt deploy run --root FILE), or use another "
+            "aggregator"
+        )
+    if path and not (is_rooted and task.has_own_data):
+        why = "is drawn from the data set of the spec" if is_rooted else "is of no use to this aggregator"
+        raise InputError(f"root = {path!r} has no effect: a root set {why}; remove it")
+
+
+def _root_set(
+    task: Task, resolved: ResolvedTask, config: Mapping[str, object], schema: Schema | None, model: nn.Module,
+    parts: Parts,
+) -> tuple[RootSet, str] | None:  # fmt: skip
+    """The root set of the rule and the backend that trains on it; the file is read as a site reads its own."""
+    (spec, method, settings), cpu = resolved, torch.device("cpu")
+    if not isinstance(method.aggregator, Rooted):
+        return None
+    if task.has_own_data:
+        node_config: NodeConfig = {"data": str(config["root"]), "partition-id": 0}
+        federation = site_federation(task, spec, node_config, schema)
+    else:
+        federation = federation_of(spec, spec.seed)
+    root = RootSet.of(method, federation, settings.seed, cpu)
+    assert root is not None
+    jobs = example_jobs([method], model, parts, settings, federation)
+    backend = choose_backend(model, jobs, cpu.type, settings.backend, federation.sample(), settings.precision)
+    return root, backend.name
 
 
 def _back_to(config: Mapping[str, object]) -> int | None:

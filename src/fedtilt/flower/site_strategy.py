@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
 from fedtilt.engine.client import ClientUpdate
+from fedtilt.engine.root_set import RootSet
 from fedtilt.engine.server import ServerUpdate, server_update
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import check_state, initial_server, messages_of
@@ -49,18 +50,19 @@ class SiteStrategy(Strategy):
         policy: quorum, deadlines and limits
         run_folder: where to checkpoint every round and resume from; None: nowhere
         site_keys: the site of each public key; see `Membership`
+        root: the root set of a rule that needs one, and the backend that trains on it
     """
 
     def __init__(
         self, method: Method, parts: Parts, info: FederationInfo, *, settings: TrainSettings,
         net: nn.Module | None = None, policy: RoundPolicy | None = None, run_folder: ServerRunFolder | None = None,
-        site_keys: SiteKeys | None = None,
+        site_keys: SiteKeys | None = None, root: tuple[RootSet, str] | None = None,
     ) -> None:  # fmt: skip
         settings.check_methods([method])
         settings.check_left_out(info.left_out)
         check_bad_share([method], settings.clients_per_round(info.sites))
         self.method, self.settings, self.policy, self.run_folder = method, settings, policy or RoundPolicy(), run_folder
-        self._parts, self._info, self._net = parts, info, net
+        self._parts, self._info, self._net, self._root = parts, info, net, root
         self._messages = messages_of(method, parts, info.sites, net)
         self._history = TrainingHistory.new()
         self._rounds_before = 0  # rounds done before this run
@@ -181,7 +183,7 @@ class SiteStrategy(Strategy):
         mechanism = self._mechanism and self._mechanism.for_round(round)
         updated = server_update(
             self.method, self._server, accepted, self.settings, mechanism, selected=len(self._selected), round=round,
-            clients=self._info.sites,
+            clients=self._info.sites, root=self._root_model(round),
         )  # fmt: skip
         if mechanism is not None:
             self._releases.add()
@@ -195,6 +197,17 @@ class SiteStrategy(Strategy):
             _log.warning("round %d: %s", round, change.jump)
         metrics = {"sites": len(accepted), "rejected": len(rejected), "jumped": int(change.jump is not None)}
         return encode_model(self._parts, self._server), MetricRecord({**metrics, "change": change.length})
+
+    def _root_model(self, round: int) -> Tensor | None:
+        """The shared parameters after a round on the root set, if there is one."""
+        if self._root is None:
+            return None
+        assert self._net is not None
+        root, backend = self._root
+        return root.train(
+            self.method, self._server, net=self._net, parts=self._parts, settings=self.settings, backend=backend,
+            round=round,
+        )  # fmt: skip
 
     def _record_screening(self, round: int, updated: ServerUpdate) -> None:
         """Name the sites whose updates were rejected or bounded because they stand out."""

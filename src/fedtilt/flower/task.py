@@ -19,7 +19,6 @@ from fedtilt.engine.initial_model import build_initial_model
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.methods import Method, check_levels
-from fedtilt.methods.aggregators import Rooted
 from fedtilt.methods.weightings import BySamples
 from fedtilt.models import ModelSource, recipe
 from fedtilt.parts import Parts
@@ -175,11 +174,6 @@ class Task:
             )
         if spec.train.baselines:
             raise InputError("train.baselines = true has no effect: no baseline is trained on the sites; remove it")
-        if isinstance(method.aggregator, Rooted):
-            raise InputError(
-                f"aggregator = {method.aggregator.label!r} of method {method.name!r} needs data on the server, and a "
-                "deployment has data on the sites alone; use another aggregator"
-            )
         if isinstance(method.weighting, BySamples) and settings.screen == 0:
             raise InputError(
                 f"weighting = 'samples' of method {method.name!r} counts the samples that sites claim, and "

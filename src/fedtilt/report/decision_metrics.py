@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtilt.evaluation.decision_metrics import METRICS, OVERALL_METRICS, Metric, metrics_for
-from fedtilt.evaluation.intervals import RESAMPLES
+from fedtilt.evaluation.intervals import LARGE, RESAMPLES
 from fedtilt.evaluation.metrics_frame import metrics_frame, with_targets
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.predictions import Predictions
@@ -29,6 +29,7 @@ class Cell(NamedTuple):
 
     value: float  # mean over seeds
     uncertainty: str  # the interval or, of several seeds, the standard deviation; empty: unknown
+    kind: str = ""  # of the interval
 
 
 class DecisionMetrics(NamedTuple):
@@ -38,6 +39,7 @@ class DecisionMetrics(NamedTuple):
     rows: dict[str, list[Cell]]  # by method; empty: the run has no stored predictions
     figures: list[Figure]
     command: str  # prints more; empty: the test data is on Flower sites
+    uncertainty: str  # what that of a cell is
 
 
 def decision_metrics(run: Run, styles: Mapping[str, Style]) -> DecisionMetrics:
@@ -48,15 +50,26 @@ def decision_metrics(run: Run, styles: Mapping[str, Style]) -> DecisionMetrics:
     is_class = run.score is ACCURACY
     task = next(iter(stored[0].values())).task if methods else "regression"
     names = OVERALL_METRICS if is_class else metrics_for(task)
+    rows = {
+        method: _cells(by_seed, names, [seed_run.thresholds.get(method) for seed_run in run.compared])
+        for method, by_seed in predictions.items()
+    }
     return DecisionMetrics(
         metrics=tuple(METRICS[name] for name in names),
-        rows={
-            method: _cells(by_seed, names, [seed_run.thresholds.get(method) for seed_run in run.compared])
-            for method, by_seed in predictions.items()
-        },
+        rows=rows,
         figures=decision_figures(predictions, styles, run.compared[0].thresholds) if predictions and is_class else [],
         command="" if run.fingerprint.get("runner") == "flower" else f"fedtilt metrics {shlex.quote(str(run.folder))}",
+        uncertainty=_in_words(rows, len(stored), is_class and any(len(p.labels) > LARGE for p in stored[0].values())),
     )
+
+
+def _in_words(rows: Mapping[str, Sequence[Cell]], seeds: int, in_bins: bool) -> str:
+    if seeds > 1:
+        return "the standard deviation over seeds"
+    kinds = " or ".join(sorted({cell.kind for cells in rows.values() for cell in cells} - {""}, reverse=True))
+    resamples = f" with {RESAMPLES:,} resamples" if "bootstrap" in kinds else ""
+    bins = ", for which AUROC and AUPRC rank samples in bins of their scores" if in_bins else ""
+    return f"95 % intervals ({kinds}{resamples}{bins})" if kinds else "95 % intervals"
 
 
 def _cells(by_seed: Sequence[Predictions], names: Sequence[str], thresholds: Sequence[Threshold | None]) -> list[Cell]:
@@ -74,7 +87,7 @@ def _cells(by_seed: Sequence[Predictions], names: Sequence[str], thresholds: Seq
             uncertainty = f"± {values.std:.3f}"
         else:
             uncertainty = f"{interval.low:.3f} to {interval.high:.3f}" if interval.kind else ""
-        cells.append(Cell(values.mean, uncertainty))
+        cells.append(Cell(values.mean, uncertainty, interval.kind))
     return cells
 
 

@@ -5,21 +5,18 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedtilt import seeds
 from fedtilt.attacks.attack import AttackedFederation
 from fedtilt.attacks.forged_updates import forge
 from fedtilt.auditing.collect import ClientRound, Collector
-from fedtilt.data import Federation
-from fedtilt.data.inputs import Inputs, take, to_device
 from fedtilt.engine.client import ClientUpdate, finish, plan
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.engine.prepare import PreparedRun
+from fedtilt.engine.root_set import RootSet
 from fedtilt.engine.server import RoundRule
-from fedtilt.executors.in_process import BatchSettings, Executor
+from fedtilt.executors.in_process import Executor
 from fedtilt.methods import ServerRound
-from fedtilt.methods.aggregators import Rooted
 from fedtilt.parts import Tensors
-from fedtilt.training import BACKENDS, LocalJob, Trained, distinct_jobs
+from fedtilt.training import LocalJob, Trained, distinct_jobs
 
 ClientTensors = dict[str, dict[int, dict[str, Tensor]]]  # method → client → tensors
 
@@ -129,32 +126,16 @@ def store_states(state: FederationState, kept: ClientTensors, audited: ClientTen
                 state.client_states.put((name, client), state.round, stored)
 
 
-def _root_set(federation: Federation, samples: int, seed: int, device: torch.device) -> tuple[Inputs, Tensor]:
-    """Clean samples, drawn from the training data of all clients together, as in the paper; the same in all rounds."""
-    rows = torch.cat([index.cpu() for index in federation.train_index])
-    chosen = rows[seeds.choose(seeds.key(seed, "root set"), len(rows), samples)]
-    data = federation.dataset
-    x = federation.model_input(to_device(take(data.x_train, chosen.to(data.y_train.device)), device))
-    return x, data.y_train[chosen.to(data.y_train.device)].to(device)
-
-
 def train_on_root_sets(prepared: PreparedRun, server: Mapping[str, Tensors], round: int) -> dict[str, Tensor]:
     """For every method with a root set, the shared parameters after a client's round on the root set."""
-    trained = {}
-    settings, federation, device = prepared.settings, prepared.federation, prepared.device
+    settings, federation, trained = prepared.settings, prepared.federation, {}
     for m in prepared.methods:
-        if not isinstance(m.aggregator, Rooted):
-            continue
-        jobs = plan(
-            m, server[m.name], {}, parts=prepared.parts, settings=settings, round=round, group=federation.group
-        )  # fmt: skip
-        x, y = _root_set(federation, m.aggregator.root_samples, settings.seed, device)
-        # a client number that no client has
-        batches = BatchSettings.of(settings).make(x, y, round, federation.clients, [jobs["shared"]])
-        train = BACKENDS[prepared.backend.name]
-        (result,) = train(prepared.net, [jobs["shared"]], [batches], precision=settings.precision)
-        model = result.parameters if result.anchor is None else result.anchor
-        trained[m.name] = prepared.parts.keeping(m.local_names).shared(model)
+        root = RootSet.of(m, federation, settings.seed, prepared.device)
+        if root is not None:
+            trained[m.name] = root.train(
+                m, server[m.name], net=prepared.net, parts=prepared.parts, settings=settings,
+                backend=prepared.backend.name, round=round,
+            )  # fmt: skip
     return trained
 
 
