@@ -15,8 +15,8 @@ from pathlib import Path
 from fedtilt.checks import whole
 from fedtilt.errors import InputError
 from fedtilt.files import reading
+from fedtilt.text_tables import first_names
 
-_MAX_NAMES = 10  # in a message
 _WESTERN = ("cp1252", "latin-1")  # of text that is not UTF-8; the second can decode everything
 
 
@@ -59,8 +59,7 @@ def _known_clients(names: Sequence[str]) -> str:
     """
     if list(names) == [str(number) for number in range(len(names))]:
         return f"the clients are 0 to {len(names) - 1}"
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return f"the clients are {', '.join(names[:_MAX_NAMES])}{more}"
+    return f"the clients are {first_names(names, 10)}"
 
 
 def decoded_text(path: Path, encoding: str | None = None) -> tuple[str, str]:
@@ -92,6 +91,7 @@ class FileRows:
     separator: str | None = None  # of a text file, whose rows can span lines; None: of another kind
     encoding: str | None = None  # of a text file that is not UTF-8
     is_one_of_several: bool = False
+    skipped: int = 0  # lines above the header
 
     def __len__(self) -> int:
         return self.length
@@ -104,14 +104,14 @@ class FileRows:
     @cached_property
     def _numbers(self) -> Sequence[int]:
         """Row numbers; empty lines and newlines inside quotes make them differ from 2, 3, 4, …"""
-        plain = range(2, self.length + 2)
+        plain = range(2 + self.skipped, self.length + 2 + self.skipped)
         if self.separator is None:
             return plain
         text, _ = decoded_text(Path(self.path), self.encoding)
-        if text.count("\n") + (not text.endswith("\n")) == self.length + 1:
+        if text.count("\n") + (not text.endswith("\n")) == self.length + 1 + self.skipped:
             return plain
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=self.separator)
-        numbers = [reader.line_num for row in reader if row][1:]
+        numbers = [reader.line_num for row in reader if row and reader.line_num > self.skipped][1:]
         if len(numbers) != self.length:
             raise InputError(
                 f"{self.path} has {len(numbers)} rows and had {self.length}; it was changed since it was read"
