@@ -359,7 +359,7 @@ def test_a_simulation_agrees_with_the_cpu(name: str, federation: ft.Federation) 
     on_cpu, on_gpu = last_rounds["cpu"], last_rounds["cuda"]
     start = models.parameters_to_vector(models.build(FACTORIES[name], federation.input_shape, 10, seeds.key(0, "init")))
     for method in METHODS:
-        a, b = (r.state.server[method.name]["parameters"] for r in (on_cpu, on_gpu))
+        a, b = (r.state.server[method.name].parameters for r in (on_cpu, on_gpu))
         assert b.is_cuda
         assert distance(a, b) <= 1e-3 * distance(a, start)
         assert (on_cpu.counts[method.name].shared - on_gpu.counts[method.name].shared).abs().sum() <= 2
@@ -388,9 +388,7 @@ def test_resume_export_and_pickle(federation: ft.Federation, tmp_path: Path) -> 
         net = whole[name].shared
         net.load_state_dict(export_model(tmp_path, name).tensors)
         assert all(torch.equal(p, q) for p, q in zip(net.parameters(), whole[name].shared.parameters(), strict=True))
-        assert (
-            copied[name]._server["parameters"].device.type == next(copied[name]._net.parameters()).device.type == "cpu"
-        )
+        assert copied[name]._server.parameters.device.type == next(copied[name]._net.parameters()).device.type == "cpu"
     # a run folder can be resumed on another device, with a notice
     on_cpu = TRAIN | {"device": "cpu", "workers": 0, "out": tmp_path, "callbacks": [calls]}
     assert repr(ft.run(METHODS, federation, ft.models.mlp, **on_cpu)) == repr(whole)

@@ -17,6 +17,7 @@ from fedtilt.engine.client_states import FederationState, Owner, StoredState, fi
 from fedtilt.files import read_json, write_json
 from fedtilt.locks import locked
 from fedtilt.runs.export import export_model
+from fedtilt.state import ServerState
 from fedtilt.storage.run_folder import RunFolder
 from tests.helpers.callbacks import Calls
 from tests.helpers.recipe_model import RecipeModel, other_backbone, other_statistics
@@ -227,10 +228,8 @@ def test_a_changed_environment_is_reported(federation: ft.Federation, copy: Path
 def test_rounds_beyond_five_digits_keep_their_order(tmp_path: Path) -> None:
     run_folder = RunFolder(tmp_path)
     for round in (99_998, 99_999, 100_000):
-        state = FederationState(
-            round, {"fedavg": {"parameters": torch.tensor([float(round)])}}, run_folder.client_states
-        )
-        run_folder.checkpoint(state)
+        server = {"fedavg": ServerState(torch.tensor([float(round)]))}
+        run_folder.checkpoint(FederationState(round, server, run_folder.client_states))
     latest = RunFolder(tmp_path).latest()
     assert latest is not None
     assert (latest.round, latest.shared["fedavg"].item()) == (100_000, 100_000.0)

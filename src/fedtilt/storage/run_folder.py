@@ -33,7 +33,6 @@ from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.errors import InputError
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.files import interpreting, read_json, read_tensors, write_json, write_tensors
-from fedtilt.parts import Tensors
 from fedtilt.storage.checkpoints import Checkpoints
 from fedtilt.storage.evaluations import EvaluationHistory, Evaluations
 from fedtilt.storage.fingerprint import check_rounds, check_unchanged, read_fingerprint
@@ -273,9 +272,7 @@ class InMemoryRun:
     def checkpoint(self, state: FederationState, keep: Collection[int] = ()) -> None:
         """Keep a copy of this state if its round is in `keep`."""
         if state.round in keep:
-            server: dict[str, Tensors] = copy.deepcopy(state.server)
-            kept = FederationState(state.round, server, copy.deepcopy(state.client_states))
-            self._kept = kept, copy.deepcopy(self.evaluations)
+            self._kept = copy.deepcopy(state), copy.deepcopy(self.evaluations)
 
     def go_back(self, round: int, notice: Notice) -> FederationState:
         """The state of a kept round; the evaluations are those up to it."""
