@@ -25,7 +25,7 @@ from fedtilt.methods.aggregators import GeometricMedian, TrimmedMean
 from fedtilt.methods.before import NNM, Clip
 from fedtilt.optimizers import SGD, Adam, AdamW
 from fedtilt.parts import buffers_to_vector, changing_buffers
-from fedtilt.runs.export import state_dict
+from fedtilt.runs.export import export_model
 from fedtilt.training import BACKENDS, Batches, LocalJob, choose_backend, make_batches, stacked
 from tests.helpers.callbacks import Calls, stop_after
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
@@ -386,7 +386,7 @@ def test_resume_export_and_pickle(federation: ft.Federation, tmp_path: Path) -> 
             assert torch.equal(a[1], b[1])
             assert torch.equal(a[1], c[1])
         net = whole[name].shared
-        net.load_state_dict(state_dict(tmp_path, name))
+        net.load_state_dict(export_model(tmp_path, name).tensors)
         assert all(torch.equal(p, q) for p, q in zip(net.parameters(), whole[name].shared.parameters(), strict=True))
         assert (
             copied[name]._server["parameters"].device.type == next(copied[name]._net.parameters()).device.type == "cpu"

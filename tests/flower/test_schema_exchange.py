@@ -16,7 +16,7 @@ from fedtilt.files import read_json
 from fedtilt.flower import Task
 from fedtilt.flower.membership import MissingSitesError
 from fedtilt.flower.site_data import site_federation, site_summary
-from fedtilt.runs.export import export_model, state_dict
+from fedtilt.runs.export import export_model
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
 from fedtilt.storage.run_folder import RunFolder
@@ -138,7 +138,7 @@ def test_the_schema_is_the_simulators_and_is_kept_everywhere(hospitals: Deployme
     keys = [export_model(tmp_path / name, "fedtilt").metadata.keys() for name in ("run", "simulated")]
     assert keys[0] == keys[1]
     model = ft.models.mlp((len(schema.inputs),), 3, hidden=(8,))
-    model.load_state_dict(state_dict(tmp_path / "run", "fedtilt"))
+    model.load_state_dict(export_model(tmp_path / "run", "fedtilt").tensors)
     new = patients(5, 2).assign(ward="never seen", age=np.nan)
     assert model(ft.data.transform(new, like=tmp_path / "run")).shape == (5, 3)
     assert len(requests(grid, "query.summary")) == 2

@@ -14,6 +14,7 @@ from fedtilt.data.inputs import Inputs, named_tensors
 from fedtilt.data.tables.text_values import MISSING_WORDS, UNKNOWN_WORDS
 from fedtilt.data.targets import IGNORED, TokenTarget
 from fedtilt.errors import InputWarning
+from fedtilt.text_tables import first_names
 
 _FEW_SAMPLES = 10
 _IMBALANCE = 20  # times as many samples of one class as of another
@@ -131,11 +132,12 @@ def group_warnings(
             if len(rows)
         ]
         if missing:
-            found.append(f"no training sample {_first(missing)}; a client's tilts are over the groups it has")
+            found.append(f"no training sample {first_names(missing, 3)}; a client's tilts are over the groups it has")
         counts = torch.bincount(test, minlength=len(names)).tolist()
         few = [f"{name!r} ({n})" for name, n in zip(names, counts, strict=True) if n < _FEW_SAMPLES]
         if few:
-            found.append(f"{column} {_first(few)}: fewer than {_FEW_SAMPLES} test samples, so their figures say little")
+            shown = first_names(few, 3)
+            found.append(f"{column} {shown}: fewer than {_FEW_SAMPLES} test samples, so their figures say little")
     return found
 
 
@@ -145,19 +147,13 @@ def client_warnings(client_names: Sequence[str], train_index: Sequence[Tensor], 
     clients = list(zip(client_names, train_index, strict=True))
     few = [f"{name!r} ({len(rows)})" for name, rows in clients if 0 < len(rows) < _FEW_SAMPLES]
     if few:
-        many = len(few) > 1
-        found.append(
-            f"client{'s' * many} {_first(few)} {'have' if many else 'has'} fewer than {_FEW_SAMPLES} training samples"
-        )
+        who = f"client {few[0]} has" if len(few) == 1 else f"clients {first_names(few, 3)} have"
+        found.append(f"{who} fewer than {_FEW_SAMPLES} training samples")
     if weights is not None:
         empty = [repr(name) for name, rows in clients if len(rows) and not weights[rows].any()]
         if empty:
-            found.append(f"every training sample of {_first(empty)} has weight 0, so nothing is learnt from it")
+            found.append(f"every training sample of {first_names(empty, 3)} has weight 0, so nothing is learnt from it")
     return found
-
-
-def _first(texts: Sequence[str]) -> str:
-    return ", ".join(texts[:3]) + (f" and {len(texts) - 3:,} more" if len(texts) > 3 else "")
 
 
 def last_function(outputs: Tensor) -> str | None:
@@ -172,7 +168,7 @@ def last_function(outputs: Tensor) -> str | None:
 
 
 def _classes(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    shown = first_names(list(map(repr, names)), 5)
     return f"class {shown} has" if len(names) == 1 else f"classes {shown} have"
 
 

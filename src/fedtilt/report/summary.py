@@ -13,9 +13,7 @@ from fedtilt.report import compare
 from fedtilt.report.figure import capitalise
 from fedtilt.report.run_reader import Run, SeedRun
 from fedtilt.report.verdict import model_cautions
-from fedtilt.text_tables import article, join_words
-
-_MAX_NAMES = 5  # of attackers
+from fedtilt.text_tables import article, first_names, join_words
 
 
 def headline(run: Run) -> str:
@@ -116,11 +114,10 @@ def attack_text(run: Run) -> str:
         return ""
     seed_run = run.compared[0]
     names, clients = [seed_run.client_names[client] for client in seed_run.attackers], len(seed_run.total)
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     seed = f"in seed {seed_run.seed}: " if len(run.compared) > 1 else ""
     text = (
         f"{attack['kind']} from round {attack['from_round']} on, by {len(names)} of {clients:,} clients "
-        f"({seed}{', '.join(names[:_MAX_NAMES])}{more}); all metrics are over the other {clients - len(names):,}"
+        f"({seed}{first_names(names, 5)}); all metrics are over the other {clients - len(names):,}"
     )
     success = {m: [s.last(m).attack_success for s in run.compared] for m in run.methods}
     means = {m: fmean(v for v in values if v is not None) for m, values in success.items() if None not in values}

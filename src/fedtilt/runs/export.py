@@ -114,13 +114,6 @@ def export_of(
         return Export(tensors, texts, sources, "personal" in kept, run.round, method, description.get("client"))
 
 
-def state_dict(
-    folder: str | os.PathLike[str], method: str, client: int | str | None = None, seed: int | None = None
-) -> dict[str, Tensor]:
-    """The tensors of `export_model`, as `load_state_dict` takes them."""
-    return export_model(folder, method, client, seed).tensors
-
-
 def _client_state(run: TrainedRun, method: str, number: int | None) -> Tensors:
     """The state of a client, or an error that says why there is none."""
     if number is None:
