@@ -4,13 +4,19 @@ import pickle
 import warnings
 from pathlib import Path
 
+import joblib
 import numpy as np
 import pytest
+from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
 from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import fedtilt as ft
 from examples.patients import write_patients
+from fedtilt.errors import InputError
 
 pandas = pytest.importorskip("pandas")
 FAST = {"model": ft.models.logistic, "rounds": 2, "epochs": 3, "lr": 0.5}
@@ -87,3 +93,17 @@ def test_mistakes(patients: tuple, arguments: dict, message: str) -> None:
         ft.FairClassifier(**arguments, **FAST).fit(*patients)
     with pytest.raises(ft.InputError, match="X has 300 rows and y has 299"):
         ft.FairClassifier(**FAST).fit(patients[0], patients[1][1:])
+
+
+def test_it_works_in_a_pipeline_and_says_what_text_needs(patients: tuple[object, object], tmp_path: Path) -> None:
+    frame, label = patients
+    parts = [("scaled", StandardScaler(), ["age", "pressure"]), ("same", "passthrough", ["hospital", "ward"])]
+    columns = ColumnTransformer(parts, verbose_feature_names_out=False)
+    classifier = ft.FairClassifier(ft.ditto(1.0), client="hospital", **FAST)
+    with pytest.raises(InputError, match=r"an array has numbers only; .* set_output\(transform='pandas'\)"):
+        make_pipeline(columns, classifier).fit(frame, label)
+    pipeline = make_pipeline(clone(columns).set_output(transform="pandas"), clone(classifier)).fit(frame, label)
+    joblib.dump(pipeline, tmp_path / "pipeline.joblib")
+    again = joblib.load(tmp_path / "pipeline.joblib")
+    assert (again.predict_proba(frame) == pipeline.predict_proba(frame)).all()
+    assert pipeline.score(frame, label) > 0.6

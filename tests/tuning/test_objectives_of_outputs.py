@@ -71,6 +71,7 @@ def test_a_search_by_auroc_resumes_from_its_folder(tmp_path: Path) -> None:
     assert all(0.2 < s.validation["auroc"] <= 1 for s in found.settings.values())
     assert all(0 <= row.error < 1 for row in found.settings.values() if row.error is not None)
     assert "points" not in found.reason
+    assert found.pareto_front[0] == max(found.settings, key=lambda name: found.settings[name].validation["auroc"])
     print_tuning(Console(file=(out := io.StringIO()), width=120), tmp_path, found)
     values = [f"{s.validation['auroc']:.3f}" for s in found.settings.values()]
     assert all(f" {value} " in out.getvalue() for value in values)

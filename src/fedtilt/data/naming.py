@@ -92,6 +92,7 @@ class FileRows:
     separator: str | None = None  # of a text file, whose rows can span lines; None: of another kind
     encoding: str | None = None  # of a text file that is not UTF-8
     is_one_of_several: bool = False
+    skipped: int = 0  # lines above the header
 
     def __len__(self) -> int:
         return self.length
@@ -104,14 +105,14 @@ class FileRows:
     @cached_property
     def _numbers(self) -> Sequence[int]:
         """Row numbers; empty lines and newlines inside quotes make them differ from 2, 3, 4, …"""
-        plain = range(2, self.length + 2)
+        plain = range(2 + self.skipped, self.length + 2 + self.skipped)
         if self.separator is None:
             return plain
         text, _ = decoded_text(Path(self.path), self.encoding)
-        if text.count("\n") + (not text.endswith("\n")) == self.length + 1:
+        if text.count("\n") + (not text.endswith("\n")) == self.length + 1 + self.skipped:
             return plain
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=self.separator)
-        numbers = [reader.line_num for row in reader if row][1:]
+        numbers = [reader.line_num for row in reader if row and reader.line_num > self.skipped][1:]
         if len(numbers) != self.length:
             raise InputError(
                 f"{self.path} has {len(numbers)} rows and had {self.length}; it was changed since it was read"

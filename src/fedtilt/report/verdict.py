@@ -166,7 +166,8 @@ def thresholds(run: Run) -> list[str]:
         predicted = threshold.classes(predictions.probabilities, predictions.class_names) == positive
         actual = predictions.labels == positive
         hits, flagged, cases = int((predicted & actual).sum()), int(predicted.sum()), int(actual.sum())
-        texts.append(f"{method} ({threshold.value:.2g}) finds {hits} of {cases} and is right in {hits} of {flagged}")
+        value = f"{threshold.value:.{2 if threshold.value < 0.995 else 5}g}"  # 0.996 is not 1
+        texts.append(f"{method} ({value}) finds {hits} of {cases} and is right in {hits} of {flagged}")
     if not texts:
         return []
     name = next(iter(found.values())).name

@@ -168,7 +168,13 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             if is_new and len(reader) != len(labels):
                 raise InputError(f"X has {len(reader)} rows and y has {len(labels)}; give one label per row")
             return columns, labels
-        checked = validate_data(self, X, y, reset=is_new) if is_new else validate_data(self, X, reset=False)
+        try:
+            checked = validate_data(self, X, y, reset=is_new) if is_new else validate_data(self, X, reset=False)
+        except ValueError as error:
+            if "convert string" not in str(error):
+                raise
+            remedy = "give text in a data frame; transformers return one after set_output(transform='pandas')"
+            raise InputError(f"{error}: an array has numbers only; {remedy}") from None
         array, labels = checked if is_new else (checked, labels)
         return {f"x{i}": pa.chunked_array([pa.array(array[:, i])]) for i in range(array.shape[1])}, labels
 

@@ -89,7 +89,7 @@ def violation(values: Values, constraints: Sequence[Constraint]) -> float:
 def _collapsed(settings: Mapping[str, Values], main: Objective) -> set[str]:
     """Settings that are much worse than the best: a model that predicts one class per client is perfectly fair."""
     best = min((_cost(values, main) for values in settings.values()), default=0.0)
-    limit = best + MAX_LOSS * (1 if main.unit == "%" else best / 100)
+    limit = best + MAX_LOSS / 100 * (main.largest if math.isfinite(main.largest) else best)
     return {name for name, values in settings.items() if _cost(values, main) > limit}
 
 

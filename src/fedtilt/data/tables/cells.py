@@ -20,6 +20,7 @@ from fedtilt.data.tables.text_values import (
     DateTexts,
     NumberText,
     common_decimal,
+    is_code_text,
     join_formats,
     parse_number,
     read_dates,
@@ -47,6 +48,7 @@ class ColumnValues:
     unit: str | None = None  # that cells have behind the number
     notes: tuple[str, ...] = ()  # how its text was read, for people
     is_ambiguous: bool = False  # whether a file's dates can all be month/day and day/month
+    doubts: tuple[str, ...] = ()  # what may be wrong with how its text was read, with the remedy
 
 
 class BadCells(InputError):
@@ -182,6 +184,8 @@ class TextColumn:
         number = {name: k for k, name in enumerate(names)}
         codes = [file.by_row((number[spelled[text]] for text in file.present), -1) for file in self.files]
         kind = text_kind(names, self.rows) if known is None else known.kind
+        if any(map(is_code_text, names)) and all(map(str.isdecimal, names)):
+            notes = (*notes, "digits as names, not numbers")
         return ColumnValues(kind, codes=np.concatenate(codes).astype(np.int64), names=names, notes=notes)
 
     def _spelled(self, categories: Collection[str] | None) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -214,6 +218,8 @@ class TextColumn:
         return ColumnValues("yes/no", values=self._join(values.__getitem__), notes=notes)
 
     def _as_numbers(self, known: Column | None) -> ColumnValues | None:
+        if known is None and any(map(is_code_text, self.present)):
+            return None  # 00123 and 123 are two names
         parsed = _parse_numbers(self.present)
         failed = {text for text, each in parsed.items() if not each.is_number}
         if not self._is_mostly(failed) and known is None:
@@ -245,7 +251,7 @@ class TextColumn:
         unit = next(iter(units.values()), None)
         return ColumnValues(
             "number", values=np.concatenate(values), unit=unit, decimal=common_decimal(decimals),
-            notes=tuple(self._number_notes(decimals, unit)),
+            notes=tuple(self._number_notes(decimals, unit)), doubts=_percent_doubts(parsed.values()),
         )  # fmt: skip
 
     def _decimal(self, file: _FileCells, parsed: Mapping[str, NumberText], known: Column | None) -> str | None:
@@ -339,6 +345,17 @@ def _parse_numbers(texts: Sequence[str]) -> dict[str, NumberText]:
     for text in array.filter(pc.invert(is_plain)).to_pylist():
         found[text] = _TRUE_FALSE.get(text.casefold()) or parse_number(text)
     return found
+
+
+def _percent_doubts(numbers: Iterable[NumberText]) -> tuple[str, ...]:
+    """A sentence if cells with % stand beside shares of 1 without it: 12 % and 0.12."""
+    found = [(each.unit == "%", _choose(each, None)) for each in numbers]
+    bare = [value for is_percent, value in found if not is_percent]
+    if not bare or max(map(abs, bare)) > 1 or not any(is_percent and abs(value) > 1 for is_percent, value in found):
+        return ()
+    return (
+        f"has cells with % beside shares without it, such as {bare[-1]:g}, and reads both as percent: write them alike",
+    )
 
 
 def _choose(number: NumberText, decimal: str | None) -> float:

@@ -102,6 +102,9 @@ def check_header(name: str, names: Iterable[object]) -> tuple[str, ...]:
     header = [str(column).strip() for column in names]
     if len(set(header)) != len(header):
         duplicate = next(column for column in header if header.count(column) > 1)
+        if not duplicate:
+            unnamed = f"table {name} has {header.count('')} columns without a name"
+            raise InputError(f"{unnamed}; name them, or delete what is above the header")
         raise InputError(f"table {name} has the column {duplicate!r} twice; rename one of them")
     return tuple(header)
 

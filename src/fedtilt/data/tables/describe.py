@@ -9,7 +9,7 @@ import numpy as np
 from fedtilt.data.data_warnings import similar_names
 from fedtilt.data.naming import FileRows
 from fedtilt.data.tables.cells import ColumnValues
-from fedtilt.data.tables.client_table import ClientTable
+from fedtilt.data.tables.client_table import ClientTable, is_text
 from fedtilt.data.tables.reader import TableReader
 from fedtilt.data.tables.schema import NUMERIC, Column, Schema
 from fedtilt.data.tables.text_values import yes_no_values
@@ -33,7 +33,9 @@ def describe_file(table: ClientTable) -> str | None:
     """How a text file is written, if it is not in UTF-8 with commas between its cells and decimal points."""
     rows = table.rows
     separator = rows.separator if isinstance(rows, FileRows) else None
+    skipped = rows.skipped if isinstance(rows, FileRows) else 0
     parts = [
+        *([f"{skipped} line{'s' * (skipped > 1)} above the header left out"] if skipped else []),
         *([rows.encoding] if isinstance(rows, FileRows) and rows.encoding else []),
         *([f"separated by {separator!r}"] if separator not in (None, ",", "\t") else []),
         *(["decimal comma"] if table.point == "," else []),
@@ -95,6 +97,8 @@ def _percent(share: float) -> str:
 
 _SAMPLE = 200  # rows to look at before a column is looked at as a whole
 _FEW_VALUES = 50
+_FEW_MISSING = 0.5  # with more gaps, few rows say little about a copy of the label
+_TOTALS = ("total", "totals", "grand total", "sum", "summe", "gesamt", "gesamtsumme", "insgesamt", "somme", "totale")
 _MIN_ROWS = 20  # with fewer rows, a feature predicts the label by chance
 _SENTINEL = re.compile(r"-?9{2,}(\.9+)?|-?8{3,}|-?7{3,}|-[789]")
 _IDENTIFIER = re.compile(r"(^|[\W_])(id|key|index|uuid|nr|no|number)$|^unnamed: 0$|^$", re.IGNORECASE)
@@ -114,11 +118,15 @@ def _problems(
         largest = np.nanmax(np.abs(cells.values[train]))  # type: ignore[index]
         yield f"has values up to {largest:.0e}, too large to standardise; its input is 0: divide it"
         return
+    if column.kind == "category" and not column.categories and len(cells.names) > 1:
+        yield "has no name with enough rows at a client (min_count), and all are one input: drop it, or group them"
+        return
     if _is_constant(column):
         yield "is constant in the training rows; its input is always 0: drop it"
         return
     if column.kind == "number" and _is_row_number(column, cells, train):
         yield "looks like an identifier: a different whole number in every row; drop it"
+    yield from cells.doubts
     if cells.is_ambiguous:
         yield (
             f"has dates that can be month/day or day/month; they are read as {column.format}: set format in the schema"
@@ -179,6 +187,18 @@ def dropped_columns(schema: Schema, described: Schema) -> list[str]:
     ]
 
 
+def totals_warnings(reader: TableReader, columns: Sequence[str | None]) -> list[str]:
+    """A warning about each file whose last row says in one of these columns that it has totals."""
+    found: dict[int, str] = {}
+    ends = np.cumsum([len(table.rows) for table in reader.tables]) - 1
+    for name in dict.fromkeys(name for name in columns if name is not None):
+        for (cells, _), row in zip(reader.read_files(name), ends.tolist(), strict=True):
+            last = cells[-1].as_py() if len(cells) and is_text(cells.type) else None
+            if last is not None and last.strip(" :").casefold() in _TOTALS:
+                found[row] = f"{reader.rows[row]} may have totals: {last!r} in column {name!r}; if so, delete it"
+    return list(found.values())
+
+
 def _is_constant(column: Column) -> bool:
     if column.gaps:
         return False
@@ -212,6 +232,10 @@ def _predicts(column: Column, cells: ColumnValues, train: np.ndarray, labels: np
 
     A number as target rises or falls with the feature: where all values differ, any feature would tell them apart.
     """
+    missing = cells.codes[train] < 0 if cells.codes is not None else np.isnan(cells.values[train])  # type: ignore[index]
+    if missing.mean() > _FEW_MISSING:
+        return False
+    train = train[~missing]
     for rows in (train[:: max(1, len(train) // _SAMPLE)], train):
         if len(rows) < _MIN_ROWS:
             return False

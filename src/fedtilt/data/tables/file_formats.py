@@ -18,7 +18,7 @@ import pyarrow.parquet
 from fedtilt.data.naming import FileRows, decoded_text
 from fedtilt.data.tables.client_table import TEXT, ClientTable, check_header, from_arrow, is_number, is_text
 from fedtilt.data.tables.settings import Files
-from fedtilt.data.tables.text_values import MISSING_WORDS
+from fedtilt.data.tables.text_values import MISSING_WORDS, is_code_text
 from fedtilt.errors import InputError
 from fedtilt.files import reading
 from fedtilt.imports import install_command
@@ -26,6 +26,7 @@ from fedtilt.imports import install_command
 _MISSING_SPELLINGS = tuple(
     sorted({spell(word) for word in MISSING_WORDS for spell in (str, str.upper, str.capitalize)} | {"NaN", "-NaN"})
 )
+_CODES = re.compile(rb'[,;|\t\r\n"](0\d{2,}|[+-]?\d{16,})(?=[,;|\t\r\n"])')  # digits that are names
 _HEAD = 1 << 16  # bytes of a file that tell what its columns are
 _COMMA, _POINT = (  # cells such as 12,5 and 12.5: not of three digits behind the separator
     re.compile(rb"[;\t\r\n][+-]?\d+" + mark + rb"(\d{1,2}|\d{4,})(?=[;\t\r\n])") for mark in (b",", rb"\.")
@@ -39,24 +40,29 @@ def read_csv(path: Path, text: Sequence[str], files: Files) -> ClientTable:
     )
     content, encoding = _content(path, files.encoding) if path.suffix.lower() == ".gz" else (None, None)
     head = _head(path) if content is None else content[:_HEAD]
-    separator = _separator(path, head)
-    point = _decimal_point(head, separator)
-    found = _try(path, content, head, separator, point, types, files)
-    if found is None:  # as UTF-8
+    skipped = _lines_above(head)
+    found = None
+    if not skipped:
+        separator = _separator(path, head)
+        point = _decimal_point(head, separator)
+        found = _try(path, content, head, separator, point, types, files)
+    if found is None:  # as UTF-8, from the header on
         content, encoding = _content(path, files.encoding)
+        skipped = _lines_above(content[:_HEAD])
+        content = content.split(b"\n", skipped)[skipped]
         head, separator = content[:_HEAD], _separator(path, content)
         point = _decimal_point(head, separator)
         found = _try(path, content, head, separator, point, types, files)
     if found is None:
         assert content is not None
-        _raise_problem(path, content, separator)
+        _raise_problem(path, content, separator, skipped)
 
     def read_text(column: str, first: bool) -> pa.ChunkedArray:
         name = found.column_names[header.index(column)]
         source = head[: head.rfind(b"\n") + 1] if first else content
         return _read(path if source is None else source, separator, {name: TEXT}, columns=[name]).column(0)
 
-    table = from_arrow(str(path), found, FileRows(str(path), found.num_rows, separator, encoding))
+    table = from_arrow(str(path), found, FileRows(str(path), found.num_rows, separator, encoding, skipped=skipped))
     header = table.header
     return replace(table, read_text=read_text, point=point)
 
@@ -120,8 +126,9 @@ def _attempts(
     numbers or text, without words for missing values that begin like a negative number.
     """
     words = [*_MISSING_SPELLINGS, *missing]
+    first = head[: head.rfind(b"\n") + 1]
+    types = _code_columns(first, separator) | types
     try:
-        first = head[: head.rfind(b"\n") + 1]
         schema = _read(first, separator, types, words, quoted_newlines=False, point=point).schema
         kinds = dict(zip(schema.names, schema.types, strict=True))  # a name that is not UTF-8 raises here
     except (pa.ArrowInvalid, UnicodeDecodeError):
@@ -136,6 +143,21 @@ def _attempts(
     yield {"types": types, "missing": words}
 
 
+def _code_columns(head: bytes, separator: str) -> dict[str, pa.DataType]:
+    """The columns whose first rows have digits that are names, such as 00123: they are read as they are written."""
+    if not _CODES.search(head):
+        return {}
+    rows = csv.reader(
+        io.StringIO(head.decode(errors="replace").removeprefix("\ufeff"), newline=""), delimiter=separator
+    )
+    with contextlib.suppress(csv.Error, StopIteration):
+        header = next(rows)
+        return {
+            header[k]: TEXT for row in rows for k, cell in enumerate(row[: len(header)]) if is_code_text(cell.strip())
+        }
+    return {}
+
+
 def _decimal_point(head: bytes, separator: str) -> str:
     """A comma if the first rows have numbers that prove it and none that prove a point, which is the default."""
     if separator == "," or not _COMMA.search(head) or _POINT.search(head):
@@ -143,15 +165,32 @@ def _decimal_point(head: bytes, separator: str) -> str:
     return ","
 
 
+def _lines_above(head: bytes) -> int:
+    """How many lines stand above the header: Excel's sep=; and comments that begin with #.
+
+    >>> _lines_above(b"# of 2026\\nage,ill\\n63,yes"), _lines_above(b"sep=;\\nage;ill"), _lines_above(b"#id,age\\n1,63")
+    (1, 1, 0)
+    """
+    lines = head.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    above = int(re.fullmatch(rb"sep=[,;\t|]\s*", lines[0]) is not None)
+    while above < len(lines) - 1 and lines[above].startswith(b"#"):
+        above += 1
+    last, header = (re.sub(b'"[^"]*"', b"", line) for line in (lines[above - 1], lines[min(above, len(lines) - 1)]))
+    is_header = (
+        above and last.startswith(b"#") and any(last.count(m) == header.count(m) > 0 for m in (b",", b";", b"\t"))
+    )
+    return above - 1 if is_header else above
+
+
 def _separator(path: Path, head: bytes) -> str:
     """The separator, from the header; spreadsheets write semicolons where decimals have a comma."""
     if ".tsv" in map(str.lower, path.suffixes):
         return "\t"
     header = re.sub(b'"[^"]*"', b"", head.partition(b"\n")[0])
-    return max(",;\t", key=lambda mark: header.count(mark.encode()))
+    return max(",;\t|", key=lambda mark: header.count(mark.encode()))
 
 
-def _raise_problem(path: Path, content: bytes, separator: str) -> NoReturn:
+def _raise_problem(path: Path, content: bytes, separator: str, skipped: int) -> NoReturn:
     """Read a file that Arrow rejects again, slowly, to name the row."""
     problem = ""
     try:
@@ -161,9 +200,14 @@ def _raise_problem(path: Path, content: bytes, separator: str) -> NoReturn:
             raise InputError(f"table {path} is empty; add a header and rows")
         for row in reader:
             if row and len(row) != len(header):
+                remedy = "fix that row"
+                if not any(row[len(header) :]) and len(row) > len(header):
+                    remedy = f"its last cell is empty: end the header with {separator!r} too, or no row"
+                elif len(header) == 1 and len(row) > 1:
+                    remedy = f"if row {1 + skipped} ({header[0][:40]!r}) is a title, delete what is above the header"
                 raise InputError(
-                    f"table {path} has {len(row)} cells in row {reader.line_num} but {len(header)} columns; fix "
-                    "that row"
+                    f"table {path} has {len(row)} cells in row {skipped + reader.line_num} but {len(header)} columns; "
+                    f"{remedy}"
                 )
     except csv.Error as error:
         problem = f" ({error})"

@@ -14,7 +14,7 @@ from fedtilt.data.dataset import Dataset, split_dataset
 from fedtilt.data.inputs import Inputs
 from fedtilt.data.sampling import positions_by_number
 from fedtilt.data.tables.cells import BadCells, ColumnValues
-from fedtilt.data.tables.describe import column_warnings, describe_file, dropped_columns
+from fedtilt.data.tables.describe import column_warnings, describe_file, dropped_columns, totals_warnings
 from fedtilt.data.tables.encoding import encode
 from fedtilt.data.tables.merge import merge
 from fedtilt.data.tables.reader import Source, TableReader, open_reader
@@ -168,6 +168,7 @@ class Table:
             row_names=reader.rows,
             warnings=(
                 *_without_rows(rows, leave_out, reader.title),
+                *totals_warnings(reader, [reader.header[0], schema.target, schema.client]),
                 *dropped_columns(schema, self.schema),
                 *(text for column in schema.columns for text in found.get(column.name, [])),
             ),

@@ -15,6 +15,8 @@ _GROUPED = rf"[1-9]\d{{0,2}}([,{_MARKS}])\d{{3}}(?:\1\d{{3}})*(?:\.\d*)?"
 _NUMBER = re.compile(rf"[+-]?(?:{_GROUPED}|{_PLAIN})")
 _SWAP = str.maketrans({".": ",", ",": "."})
 _CLEAN = str.maketrans(dict.fromkeys(f",{_MARKS}", ""))
+_CURRENCY = re.compile(rf"([+-]?)([€$£¥]|EUR|USD|GBP|CHF)\s*([+-]?[\d.,{_MARKS}]*\d)")
+_CODE_TEXT = re.compile(r"0\d{2,}|[+-]?\d{16,}")
 _UNIT = re.compile(rf"([+-]?[\d.,{_MARKS}]*\d)\s*((?:[^\W\d_]|[%‰°€$£])\S{{0,11}})")
 
 
@@ -55,7 +57,19 @@ def parse_number(text: str) -> NumberText:
     found = NumberText(_value(text), _value(text.translate(_SWAP)))
     if not found.is_number and (parts := _UNIT.fullmatch(text)):
         return NumberText(_value(parts[1]), _value(parts[1].translate(_SWAP)), parts[2])
+    if not found.is_number and (parts := _CURRENCY.fullmatch(text)):
+        number = parts[1] + parts[3]
+        return NumberText(_value(number), _value(number.translate(_SWAP)), parts[2])
     return found
+
+
+def is_code_text(text: str) -> bool:
+    """Whether digits are a name: with zeros in front, or more of them than a float64 has.
+
+    >>> is_code_text("00123"), is_code_text("07"), is_code_text("0.5"), is_code_text("1234567890123456")
+    (True, False, False, True)
+    """
+    return _CODE_TEXT.fullmatch(text) is not None
 
 
 def _value(text: str) -> float:

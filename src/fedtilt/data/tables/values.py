@@ -15,6 +15,8 @@ from fedtilt.data.tables.schema import Column
 from fedtilt.data.tables.text_values import DAY, UNKNOWN_WORDS, common_decimal, to_days, to_number, yes_no_values
 from fedtilt.errors import InputError
 
+_EXACT = 10**15  # float64 has all digits of whole numbers below
+
 
 def read_column(reader: TableReader, name: str, known: Column | None = None, *, finite: bool = True) -> ColumnValues:
     """The values of a column; raise InputError, which names the row, if a cell is not of its kind.
@@ -31,6 +33,8 @@ def read_column(reader: TableReader, name: str, known: Column | None = None, *, 
         return _without_codes(_read_text(reader, name, arrays, typed, known), known)
     column = join_arrays(arrays)
     found, values = _numbers(reader, name, column)
+    if kind is None and pa.types.is_integer(column.type) and np.nanmax(np.abs(values)) >= _EXACT:
+        return TextColumn(reader, name, [array.cast(pa.string()) for array in arrays], typed).read(None)
     values = _without_missing(values, found, reader.missing_in(name))
     if kind == "category":
         return _number_names(values, found)
@@ -46,7 +50,8 @@ def read_column(reader: TableReader, name: str, known: Column | None = None, *, 
             raise BadCells(reader, name, {int(i): f"{values[i]:g}" for i in bad}, "yes/no columns have 0 and 1")
     has_point = found == "number" and pa.types.is_floating(column.type) and has_fraction(values)
     decimal = common_decimal(table.point for table in reader.tables) if has_point else None
-    return _without_codes(ColumnValues(kind or found, values=values, decimal=decimal), known)
+    notes = ("times as hours",) if pa.types.is_time(column.type) else ()
+    return _without_codes(ColumnValues(kind or found, values=values, decimal=decimal, notes=notes), known)
 
 
 def _read_text(

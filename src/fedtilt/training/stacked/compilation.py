@@ -25,6 +25,7 @@ _COMPILE_SETTINGS = {
     "max_fusion_buffer_group_pairwise_attempts": 4,
     "loop_ordering_after_fusion": False,
     "pattern_matcher": False,
+    "triton.descriptive_names": False,  # Triton shortens long names, and torch builds a C launcher for what it misses
     "graph_partition": False,  # only for torch's own CUDA graphs
     "unroll_reductions_threshold": 10,  # the patches of a 3 × 3 kernel that see a pixel are added up in registers
     "realize_reads_threshold": 2,  # what many kernels read is stored once, where each would compute it again
