@@ -222,15 +222,18 @@ def render_held_out(records: Mapping[str, Any]) -> str:
     """The table of data that no rule was chosen by, in docs/attacks.md."""
     rows = [["data", "rule", *HELD_OUT_ATTACKS, "worst", "success"]]
     seeds: set[int] = set()
+    measured: dict[str, None] = {}
     for data in HELD_OUT:
         cases = records[kind_of(data)]["cases"] if kind_of(data) in records else []
         seeds |= {case["seed"] for case in cases}
+        measured |= dict.fromkeys(case["measured"] for case in cases)
         for rule, of in accuracies(cases, list(DIVISIONS)[-1]).items():
             cells = [_cell(of[attack]) for attack in HELD_OUT_ATTACKS]
             rows.append([data, rule, *cells, _cell(worst(of)), f"{of['success']:.0f} %"])
     if not seeds:
         return "Not recorded yet."
-    return f"{markdown_table(rows, text_columns=2).strip()}\n\nSeeds {', '.join(map(str, sorted(seeds)))}."
+    about = f"Seeds {', '.join(map(str, sorted(seeds)))}. Measured with {'; and with '.join(measured)}."
+    return f"{markdown_table(rows, text_columns=2).strip()}\n\n{about}"
 
 
 def kind_of(data: str) -> str:

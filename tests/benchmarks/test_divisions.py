@@ -73,5 +73,5 @@ def test_data_that_no_rule_was_chosen_by_has_its_own_table() -> None:
     count = len(HELD_OUT_ATTACKS) - 1
     assert f"| mnist | root_selected | 91.0 | {'100.5 | ' * count}100.5 | 7 % |" in text
     assert "fashion" not in text
-    assert text.endswith("Seeds 10, 11.")
+    assert text.endswith("Seeds 10, 11. Measured with M.")
     assert render_held_out({}) == "Not recorded yet."
