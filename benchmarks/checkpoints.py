@@ -10,6 +10,7 @@ import torch
 from benchmarks.memory import resident_mib
 from benchmarks.options import make_result_parser, save_result
 from fedtilt.engine.client_states import FederationState
+from fedtilt.state import ClientState, ServerState
 from fedtilt.storage.run_folder import RunFolder
 
 
@@ -27,10 +28,11 @@ def main() -> None:
 
         def train(round: int, clients: list[int]) -> None:
             for client in clients:
-                run_folder.client_states.put(("ditto", client), round, {"personal": shared + client})
+                run_folder.client_states.put(("ditto", client), round, ClientState(personal=shared + client))
 
         def checkpoint(round: int) -> None:
-            run_folder.checkpoint(FederationState(round, {"ditto": {"parameters": shared}}, run_folder.client_states))
+            state = FederationState(round, {"ditto": ServerState(shared)}, run_folder.client_states)
+            run_folder.checkpoint(state)
 
         for round in (1, 2, 3):
             train(round, list(range(clients)))

@@ -50,7 +50,7 @@ def measure_ours(case: Case, data: ft.data.Dataset, precision: str, seed: int) -
         precision=precision,
     ):  # fmt: skip
         if round.number % EVERY == 0 or round.number == case.rounds:
-            parameters = round.state.server["fedavg"]["parameters"]
+            parameters = round.state.server["fedavg"].parameters
             nn.utils.vector_to_parameters(parameters.cpu(), model.cpu().parameters())
             yield round.number, tester(model.to(case.device))
 

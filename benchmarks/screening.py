@@ -85,7 +85,8 @@ def lie(kind: str, update: ClientUpdate, w: torch.Tensor) -> ClientUpdate:
     step = update.parameters - w
     match kind:
         case "SCAFFOLD's control × −10":
-            return update._replace(tensors={name: -10 * tensor for name, tensor in update.tensors.items()})
+            control = update.sent["correction"]["control"]
+            return update._replace(sent={"correction": {"control": -10 * control}})
         case "AFL's loss 1e30":
             return update._replace(declared={"loss": 1e30})
         case "1e30":

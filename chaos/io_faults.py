@@ -70,11 +70,11 @@ def _interrupted_run(folder: Path) -> None:
 
 def _model_of(run: Path) -> object:
     """The metrics of a run and its models, shared and personal; None if it is not finished."""
-    from fedtilt.runs.export import state_dict
+    from fedtilt.runs.export import export_model
 
     if not (run / "results.json").exists():
         return None
-    models = {client: state_dict(run, METHOD, client) for client in (None, 0, 1)}
+    models = {client: export_model(run, METHOD, client).tensors for client in (None, 0, 1)}
     as_bytes = {
         f"{client} {name}": t.numpy().tobytes() for client, model in models.items() for name, t in model.items()
     }

@@ -22,6 +22,7 @@ from fedtilt.flower import ServerRunFolder, Task
 from fedtilt.flower.message_fields import decode_model, encode_model
 from fedtilt.flower.site_files import SiteStates
 from fedtilt.flower.training_history import TrainingHistory
+from fedtilt.state import ClientState
 
 
 def milliseconds(function: Callable[[], object], repeats: int = 5) -> float:
@@ -42,7 +43,7 @@ def main(hidden: int) -> None:
     updates = {n: ClientUpdate(w + 0.01 * torch.randn_like(w), samples=100) for n in range(10)}
 
     def read_reply() -> dict[int, str]:
-        update = ClientUpdate(decode_model(arrays, parts)["parameters"], samples=100)
+        update = ClientUpdate(decode_model(arrays, parts).parameters, samples=100)
         return invalid_updates(resolved.method, {0: update}, server)
 
     def aggregate() -> object:
@@ -52,11 +53,11 @@ def main(hidden: int) -> None:
         states = SiteStates(Path(folder), TrainingHistory.new())
         run_folder = ServerRunFolder(Path(folder) / "run", resolved, info, model, parts)
         run_folder.begin(server, lambda _: None)
-        arrays = encode_model(parts, {"parameters": w})
+        arrays = encode_model(parts, w)
         times = {
             "site: read and check w": milliseconds(lambda: decode_model(arrays, parts)),
-            "site: save the personal model": milliseconds(lambda: states.save(1, 0, {"personal": w})),
-            "site: encode w_n": milliseconds(lambda: encode_model(parts, {"parameters": w})),
+            "site: save the personal model": milliseconds(lambda: states.save(1, 0, ClientState(personal=w))),
+            "site: encode w_n": milliseconds(lambda: encode_model(parts, w)),
             "server: read and check a reply": milliseconds(read_reply),
             "server: aggregate 10 models": milliseconds(aggregate),
             "server: checkpoint": milliseconds(lambda: run_folder.save_checkpoint(1, server)),

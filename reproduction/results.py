@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,10 @@ class ResultsFolder:
 
     def _lines(self, experiment: str) -> Iterator[tuple[int, CaseResult | str]]:
         """Line number → its record, or why there is none."""
-        try:
-            *lines, rest = self.path(experiment).read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return
-        for number, line in enumerate(lines, start=1):
-            yield number, _parse(line, self.path(experiment))
-        if rest:
-            yield len(lines) + 1, "is incomplete: a process was killed while it wrote it"
+        path = self.path(experiment)
+        if path.exists():
+            status = path.stat()
+            yield from _read_lines(path, status.st_mtime_ns, status.st_size)
 
 
 @contextlib.contextmanager
@@ -110,6 +107,15 @@ def _exclusive(path: Path) -> Iterator[None]:
         if fcntl is not None:
             fcntl.lockf(file, fcntl.LOCK_EX)
         yield
+
+
+@lru_cache(maxsize=64)  # a page reads every file several times
+def _read_lines(path: Path, modified: int, size: int) -> tuple[tuple[int, CaseResult | str], ...]:
+    *lines, rest = path.read_bytes().split(b"\n")
+    found = [(number, _parse(line, path)) for number, line in enumerate(lines, start=1)]
+    if rest:
+        found.append((len(lines) + 1, "is incomplete: a process was killed while it wrote it"))
+    return tuple(found)
 
 
 def _parse(line: bytes, path: Path) -> CaseResult | str:

@@ -12,14 +12,14 @@ RUN = """
 import hashlib, json, sys
 import torch
 import fedtilt as ft
-from fedtilt.runs.export import state_dict
+from fedtilt.runs.export import export_model
 
 federation = ft.Federation.build(ft.data.load("digits"), clients=4, max_train=20, outliers="flips", seed=0)
 settings = dict(epochs=1, participation=1.0, device="cpu")
 for rounds in (1, 2):  # the second call resumes the first
     result = ft.run([ft.fedtilt(tau=1, lam=-2, mu=0.1)], federation, ft.models.mlp, rounds=rounds, out=sys.argv[1],
                     backend="autograd", **settings)
-weights = state_dict(sys.argv[1], "fedtilt", 0)
+weights = export_model(sys.argv[1], "fedtilt", 0).tensors
 bits = {name: hashlib.sha256(t.numpy().tobytes()).hexdigest() for name, t in weights.items()}
 print(json.dumps([result["fedtilt"].accuracy, bits]))
 """

@@ -22,8 +22,8 @@ from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import compute_metrics
 from fedtilt.executors import forked
 from fedtilt.models import parameters_to_vector, vector_to_parameters
-from fedtilt.parts import Tensors
 from fedtilt.simulation.client_training import merge_equal
+from fedtilt.state import ClientState, ServerState
 from fedtilt.training.stacked import stackable_copy
 
 TRAIN = {"rounds": 3, "participation": 0.5, "epochs": 2, "batch_size": 10, "lr": 0.1}
@@ -55,12 +55,13 @@ def same(a: FederationState, b: FederationState, name: str, other: str | None = 
     )
 
 
-def same_tensors(a: Tensors, b: Tensors) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+def same_tensors(a: ServerState | ClientState, b: ServerState | ClientState) -> bool:
+    one, other = a.to_tensors(), b.to_tensors()
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def personal_of(state: FederationState, method: str, client: int) -> torch.Tensor | None:
-    return state.client_states.get((method, client)).get("personal")
+    return state.client_states.get((method, client)).personal
 
 
 def test_special_cases_are_the_same_bits(federation: ft.Federation) -> None:
@@ -353,8 +354,8 @@ def test_numbers_may_be_numpy_scalars_and_methods_any_iterable(federation: ft.Fe
         ({"participation": 0.0}, "participation must be a number > 0 and ≤ 1, got 0.0"),
         ({"lr": math.inf}, "lr must be a number > 0, got inf"),
         ({"lr_personal": -1.0}, "lr_personal must be a number > 0, got -1.0"),
-        ({"device": "tpu"}, "unknown device 'tpu'; choose auto, cpu or cuda"),
-        ({"device": "mps"}, "device 'mps' is not supported"),
+        ({"device": "tpu"}, "unknown device 'tpu'; choose auto, cpu, cuda, cuda:N or cuda:all"),
+        ({"device": "mps"}, "unknown device 'mps'; choose"),
         ({"workers": -1}, "workers must be a whole number ≥ 0, got -1"),
         ({"backend": "best"}, "unknown backend 'best'"),
         ({"seed": 1.5}, "seed must be a whole number ≥ 0, got 1.5"),
@@ -474,6 +475,6 @@ def test_stacked_and_single_evaluation_of_personal_models_agree(federation: ft.F
 
 def test_equal_tensors_of_servers_become_one_object_on_each_device() -> None:
     a, b, other = torch.ones(3), torch.ones(3), torch.empty(3, device="meta")
-    merged = merge_equal({"fedavg": {"parameters": a, "audit.distances": other}, "ditto": {"parameters": b}})
-    assert merged["ditto"]["parameters"] is a
-    assert merged["fedavg"]["audit.distances"] is other
+    merged = merge_equal({"fedavg": ServerState(a, slots={"audit": {"distances": other}}), "ditto": ServerState(b)})
+    assert merged["ditto"].parameters is a
+    assert merged["fedavg"].slot("audit")["distances"] is other

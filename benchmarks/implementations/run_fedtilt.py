@@ -58,9 +58,9 @@ def main() -> None:
 
     personal = {}
     for client in range(federation.clients) if method.has_personal else ():
-        state = last.state.client_states.get(("bench", client))
-        if "personal" in state:
-            personal[client] = vector_to_parameters(net, state["personal"])
+        model = last.state.client_states.get(("bench", client)).personal
+        if model is not None:
+            personal[client] = vector_to_parameters(net, model)
     requests.finish(
         vector_to_parameters(net, last.state.shared["bench"]),
         personal,

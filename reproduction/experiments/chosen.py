@@ -3,6 +3,7 @@
 import sys
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ _HEADER = """\
 """
 
 
+@cache
 def chosen_settings() -> Chosen:
     """The table of chosen settings."""
     return tomllib.loads(FILE.read_text("utf-8"))

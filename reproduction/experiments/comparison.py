@@ -7,7 +7,7 @@ from typing import Any
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.statistics import PairedDifference, mean_difference
 from fedtilt.report.compare import best_and_tied
-from fedtilt.report.tables import format_difference, format_effect_size, format_interval, format_mean_std
+from fedtilt.report.tables import format_difference, format_interval, format_mean_std
 from reproduction import plots
 from reproduction.chapter import CaptionedFigure, Chapter, Part, Table, Text
 from reproduction.experiment import Case, Experiment, Options, Results
@@ -19,6 +19,7 @@ from reproduction.experiments.paired import (
     DatasetComparison,
     compare_datasets,
     condition_name,
+    format_effect_size,
 )
 from reproduction.training import Setting, ditto, fedavg, federation_settings, fedtilt, grid_case, measure_grid
 

@@ -17,6 +17,7 @@ from fedtilt.engine.server import server_update
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.methods import fedtilt
 from fedtilt.parts import Parts
+from fedtilt.state import ClientState, ServerState
 from fedtilt.training import Trained
 from reproduction.experiment import OnProgress
 
@@ -243,7 +244,7 @@ def over_rounds(problems: Sequence[Problem], settings: Mapping[str, Any], on_pro
     optima = [personal_optimum(p, mu, limit) for p in problems]
     w = limit.clone() if settings["start"] == "limit" else problems[0].zero
     start, parts = w, Parts.plain(w)
-    kept: list[dict[str, Tensor]] = [{} for _ in problems]
+    kept = [ClientState() for _ in problems]
     errors = [[float((w - optimum).norm()) for optimum in optima]]  # v starts at the w it receives
     gaps = [[_gap(p, mu, w, w, optimum, limit) for p, optimum in zip(problems, optima, strict=True)]]
     shared = [float((w - limit).norm())]
@@ -253,7 +254,7 @@ def over_rounds(problems: Sequence[Problem], settings: Mapping[str, Any], on_pro
         training = TrainSettings(lr=lr, lr_personal=eta)
         updates = {}
         for n, p in enumerate(problems):
-            jobs = plan(method, {"parameters": w}, kept[n], parts=parts, settings=training, round=1)
+            jobs = plan(method, ServerState(w), kept[n], parts=parts, settings=training, round=1)
             trained = {
                 model: Trained(gradient_descent(p, job.start, steps, job.lr, job.prox, job.anchor))
                 for model, job in jobs.items()
@@ -261,8 +262,8 @@ def over_rounds(problems: Sequence[Problem], settings: Mapping[str, Any], on_pro
             updates[n], kept[n] = finish(
                 method, jobs, trained, kept[n], parts=parts, settings=training, rows=1, samples=1
             )
-        w = server_update(method, {"parameters": w}, updates, training).state["parameters"]
-        personal_now = [state["personal"] for state in kept]
+        w = server_update(method, ServerState(w), updates, training).state.parameters
+        personal_now = [state.personal for state in kept if state.personal is not None]
         errors.append([float((v - g).norm()) for v, g in zip(personal_now, optima, strict=True)])
         gaps.append([_gap(p, mu, v, w, g, limit) for p, v, g in zip(problems, personal_now, optima, strict=True)])
         shared.append(float((w - limit).norm()))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtilt.evaluation.metrics import compute_metrics
+from fedtilt.evaluation.scores import client_scores, client_variances, variance_beyond_chance
 from reproduction.chapter import Chapter, Part, Table
 from reproduction.experiment import Experiment, Results
 from reproduction.statistics import holm
@@ -48,9 +48,9 @@ def cell_values(results: Results, data: str, condition: str, model: str, seeds: 
 
 def _beyond_chance(correct: Sequence[int], samples: Sequence[int]) -> float:
     """The standard deviation of the clients' true accuracies, in points."""
-    found = compute_metrics(torch.tensor(correct)[:, None], torch.tensor(samples)[:, None]).beyond_chance
-    assert found is not None  # known of accuracies
-    return found
+    sums, total = torch.tensor(correct)[:, None], torch.tensor(samples)[:, None]
+    variance = variance_beyond_chance(client_scores(sums, total), client_variances(sums, total))
+    return float(variance.clamp(min=0).sqrt())
 
 
 def mean_ranks(cells: Sequence[Values], column: str = "accuracy") -> dict[str, float]:

@@ -175,3 +175,15 @@ def _most_accurate(candidates: Mapping[str, Mapping[str, float]]) -> str:
     'fairer'
     """
     return min(candidates, key=lambda name: (-candidates[name]["accuracy"], candidates[name]["client_fairness"]))
+
+
+def format_effect_size(difference: PairedDifference) -> str:
+    """The effect size with its sign; empty for one pair.
+
+    >>> from fedtilt.evaluation.statistics import mean_difference
+    >>> [format_effect_size(mean_difference(values)) for values in ((1.0, 3.0), (-1.0, -1.0), (1.0,))]
+    ['+1.4', '−∞', '']
+    """
+    if difference.pairs == 1:
+        return ""
+    return f"{difference.effect_size:+.1f}".replace("-", "−").replace("inf", "∞")

@@ -166,11 +166,11 @@ def compare(
     """
     r = _all_rounds(method, federation, training, net)[-1]
     shared, personal = by_hand
-    library = {client: r.state.client_states.get((method.name, client)) for client in personal}
+    library = {client: r.state.client_states.get((method.name, client)).personal for client in personal}
     differences = [
-        _round((kept["personal"].cpu() - parameters_to_vector(personal[c])).abs().max())
-        for c, kept in library.items()
-        if kept
+        _round((model.cpu() - parameters_to_vector(personal[c])).abs().max())
+        for c, model in library.items()
+        if model is not None
     ]
     counts = _correct_by_hand(by_hand, federation, method.has_personal)
     assert r.counts is not None
@@ -213,7 +213,7 @@ def _separate_models(federation: Federation, training: TrainSettings, net: nn.Mo
     one_round = replace(training, rounds=1)
     (first,) = _all_rounds(separate, federation, one_round, net)
     (first_prox,) = _all_rounds(fedprox, federation, one_round, net)
-    v = torch.stack([first.state.client_states.get(("fedtilt", c))["personal"] for c in first.selected])
+    v = torch.stack([first.state.client_states.get(("fedtilt", c)).personal for c in first.selected])
     return {
         "apart_from_fedprox": _round((final[0] - final[1]).abs().max()),
         "apart_from_fedavg": _round((final[0] - final[2]).abs().max()),
@@ -228,7 +228,7 @@ def _distances_to_w(federation: Federation, training: TrainSettings, net: nn.Mod
     received, aggregated = parameters_to_vector(net), parameters_to_vector(net)
     for r in simulate_prepared(prepare([method], federation, net, stable)):
         received, aggregated = aggregated, r.state.shared["fedtilt"].cpu()
-    v = torch.stack([r.state.client_states.get(("fedtilt", c))["personal"] for c in r.selected]).cpu()
+    v = torch.stack([r.state.client_states.get(("fedtilt", c)).personal for c in r.selected]).cpu()
     return {
         "received": _round((v - received).norm(dim=1).max()),
         "out": _round((v - aggregated).norm(dim=1).max()),

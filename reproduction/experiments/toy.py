@@ -217,8 +217,9 @@ def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, 
         correct = r.counts[m.name].evaluated
         boundaries[m.name] = []
         for client, groups in enumerate(SETUPS[settings["data"]].groups):
-            kept = r.state.client_states.get((m.name, client))  # every client takes part in every round
-            model = kept["personal"] if m.has_personal else r.state.shared[m.name]
+            # every client takes part in every round
+            personal = r.state.client_states.get((m.name, client)).personal
+            model = r.state.shared[m.name] if personal is None else personal
             normal, offset = decision_boundary(model.cpu())
             shares = expected_accuracy(normal, float(offset), groups)
             boundaries[m.name].append(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.statistics import CONFIDENCE, PairedDifference, mean_difference
 from fedtilt.report.compare import Metric, best_and_tied
-from fedtilt.report.tables import format_effect_size, format_interval
+from fedtilt.report.tables import format_interval
 from reproduction.chapter import Chapter, Table, Text
 from reproduction.experiment import Case, Experiment, OnProgress, Options, Results, by_seed
 from reproduction.experiments.chosen import chosen_settings
@@ -19,6 +19,7 @@ from reproduction.experiments.paired import (
     DatasetComparison,
     Outcome,
     condition_name,
+    format_effect_size,
     outcome_of,
 )
 from reproduction.statistics import holm

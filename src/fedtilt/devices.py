@@ -1,5 +1,6 @@
 """Devices: the one that a name stands for, and copies to it that do not wait."""
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -7,17 +8,21 @@ from torch import Tensor
 
 from fedtilt.errors import InputError
 
+DEVICES = "auto, cpu, cuda, cuda:N or cuda:all"
+
+
+def device_name(device: object) -> str:
+    """The name of a device, also of a `torch.device`; it need not be available."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+|:all)?", str(device)):
+        raise InputError(f"unknown device {str(device)!r}; choose {DEVICES}")
+    return str(device)
+
 
 def pick_device(name: str) -> torch.device:
     """The device of that name; 'auto' is CUDA if there is one."""
-    if name == "auto":
+    if device_name(name) == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device("cuda" if name == "cuda:all" else name)
-    except (RuntimeError, TypeError):
-        raise InputError(f"unknown device {name!r}; choose auto, cpu or cuda") from None
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"device {name!r} is not supported; choose auto, cpu or cuda")
+    device = torch.device("cuda" if name == "cuda:all" else name)
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         raise InputError(f"device {name!r} is not available ({count} CUDA devices); use device 'cpu'")
     return device

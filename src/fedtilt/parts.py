@@ -24,8 +24,7 @@ from fedtilt import seeds
 from fedtilt.data.inputs import Shape
 from fedtilt.errors import InputError
 from fedtilt.models import copy_with_parameters, parameters_to_vector, random_output, trained_parameters
-
-Tensors = Mapping[str, Tensor]  # a named set of tensors: the state of a client or of the server
+from fedtilt.state import ServerState
 
 LAST_LAYER = "last"  # a pattern of parameter names: those of the last layer, unless a layer has this name
 
@@ -145,13 +144,9 @@ class Parts:
         names = self.trained if shared else self.local_names
         return {**self.constants, **{name: _digest(pieces[name]) for name in names}}
 
-    def initial_server(self) -> dict[str, Tensor]:
+    def initial_server(self) -> ServerState:
         """What the server starts with: the shared parameters, and the buffers that it averages."""
-        server = {"parameters": self.shared(self.initial)}
-        if self.averages_buffers:
-            assert self.initial_buffers is not None
-            server["buffers"] = self.initial_buffers
-        return server
+        return ServerState(self.shared(self.initial), self.initial_buffers if self.averages_buffers else None)
 
     def shared(self, trained: Tensor) -> Tensor:
         """The shared entries (S,) of a trained model (T,)."""

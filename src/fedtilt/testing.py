@@ -17,7 +17,7 @@ from fedtilt.data import Federation, load
 from fedtilt.engine.client import ClientUpdate, finish, plan
 from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.prepare import PreparedRun, prepare
-from fedtilt.engine.server import server_update
+from fedtilt.engine.server import server_update, trusting_slots
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import client_state_like, initial_server, messages_of
 from fedtilt.errors import InputError
@@ -26,8 +26,8 @@ from fedtilt.methods import Method, ditto, fedavg
 from fedtilt.methods.aggregators import Rooted
 from fedtilt.methods.component import COMPONENTS
 from fedtilt.models import mlp
-from fedtilt.parts import Tensors
 from fedtilt.simulation.loop import simulate_prepared
+from fedtilt.state import ClientState, ServerState, flatten
 from fedtilt.storage.run_folder import RunFolder
 from fedtilt.toml_text import format_toml
 
@@ -97,8 +97,8 @@ def _train(method: Method, *, workers: int = 0, beside: bool = False, resume_aft
 
 def _states(method: Method, state: FederationState) -> States:
     owners = [owner for owner in state.client_states.owners() if owner[0] == method.name]
-    clients = {f"client {n}": dict(state.client_states.get((name, n))) for name, n in owners}
-    return {"server": dict(state.server[method.name])} | clients
+    clients = {f"client {n}": state.client_states.get((name, n)).to_tensors() for name, n in owners}
+    return {"server": state.server[method.name].to_tensors()} | clients
 
 
 def _same(
@@ -119,8 +119,8 @@ def _hold(holds: bool, method: Method, problem: str) -> None:
 def _check_states(method: Method, states: States) -> None:
     prepared = _prepared([method])
     like = {
-        "server": initial_server(method, prepared.parts, _CLIENTS, prepared.net),
-        "client": client_state_like(method, prepared.parts, prepared.net),
+        "server": initial_server(method, prepared.parts, _CLIENTS, prepared.net).to_tensors(),
+        "client": client_state_like(method, prepared.parts, prepared.net).to_tensors(),
     }
     for owner, tensors in states.items():
         declared = like[owner.split()[0]]
@@ -133,19 +133,21 @@ def _check_states(method: Method, states: States) -> None:
             _hold(finite, method, f"{name!r} of the {owner} is not finite")
 
 
-def _first_updates(prepared: PreparedRun, server: Tensors) -> dict[int, ClientUpdate]:
+def _first_updates(prepared: PreparedRun, server: ServerState) -> dict[int, ClientUpdate]:
     """What all clients send after the first round."""
     (method,), parts, settings, net = prepared.methods, prepared.parts, prepared.settings, prepared.net
     federation, updates = prepared.federation, {}
     training = ClientTraining(federation, net, prepared.backend.name, BatchSettings.of(settings))
     executor = InProcessExecutor(training, prepared.device, "float32")
     for client in range(_CLIENTS):
-        jobs = plan(method, server, {}, parts=parts, settings=settings, round=1, group=federation.group, net=net)
+        jobs = plan(
+            method, server, ClientState(), parts=parts, settings=settings, round=1, group=federation.group, net=net
+        )
         ((_, results),) = executor.train(1, {client: list(jobs.values())})
         rows = len(federation.train_index[client])
         updates[client], _ = finish(
-            method, jobs, dict(zip(jobs, results, strict=True)), {}, parts=parts, settings=settings, rows=rows,
-            samples=rows, net=net,
+            method, jobs, dict(zip(jobs, results, strict=True)), ClientState(), parts=parts, settings=settings,
+            rows=rows, samples=rows, net=net,
         )  # fmt: skip
     return updates
 
@@ -154,10 +156,10 @@ def _check_messages(method: Method) -> None:
     """What one client sends after its round is what its components declare."""
     prepared = _prepared([method])
     server = initial_server(method, prepared.parts, _CLIENTS, prepared.net)
-    declared = messages_of(method, prepared.parts, _CLIENTS, prepared.net).to_server
-    sent = _first_updates(prepared, server)[0].tensors
+    declared = flatten(messages_of(method, prepared.parts, _CLIENTS, prepared.net).to_server)
+    sent = flatten(_first_updates(prepared, server)[0].sent)
     found = {name: tuple(tensor.shape) for name, tensor in sent.items()}
-    _hold(found == dict(declared), method, f"a client sends {found}; declared is {dict(declared)}")
+    _hold(found == declared, method, f"a client sends {found}; declared is {declared}")
 
 
 def _check_lies(method: Method) -> None:
@@ -168,24 +170,22 @@ def _check_lies(method: Method) -> None:
     prepared = _prepared([method])
     server = initial_server(method, prepared.parts, _CLIENTS, prepared.net)
     updates = _first_updates(prepared, server)
-    trusting = [p.kind for p in (method.correction, method.training) if p is not None and p.messages == "trusted"]
-    lies = {name: t if name.partition(".")[0] in trusting else 1e6 * t + 1e6 for name, t in updates[0].tensors.items()}
+    screened = {slot: sent for slot, sent in updates[0].sent.items() if slot not in trusting_slots(method)}
+    lies = {slot: {name: 1e6 * t + 1e6 for name, t in sent.items()} for slot, sent in screened.items()}
     declared = dict.fromkeys(updates[0].declared, 1e30)
-    if (not lies and not declared) or isinstance(method.aggregator, Rooted):  # which needs a root set
+    if (not any(lies.values()) and not declared) or isinstance(method.aggregator, Rooted):  # which needs a root set
         return
     settings = dataclasses.replace(prepared.settings, screen=3.0)
-    lying = {**updates, 0: updates[0]._replace(tensors=lies, declared=declared)}
-    honest, attacked = (
-        server_update(method, server, each, settings, clients=_CLIENTS).state for each in (updates, lying)
-    )
+    lying = {**updates, 0: updates[0]._replace(sent={**updates[0].sent, **lies}, declared=declared)}
+    after = [server_update(method, server, each, settings, clients=_CLIENTS).state for each in (updates, lying)]
+    honest, attacked = (state.without_slot("screening").to_tensors() for state in after)
     for name, tensor in attacked.items():
-        if not name.startswith("screening."):
-            length, usual = float(tensor.double().norm()), float(honest[name].double().norm())
-            _hold(
-                length <= _MOST_OF_A_LIE * (usual + 1), method,
-                f"one client that lies beside its model makes {name!r} of the server {length:.3g} long, and it is "
-                f"{usual:.3g} without the lie; let the component use what it is given, (C, …), as means over clients",
-            )  # fmt: skip
+        length, usual = float(tensor.double().norm()), float(honest[name].double().norm())
+        _hold(
+            length <= _MOST_OF_A_LIE * (usual + 1), method,
+            f"one client that lies beside its model makes {name!r} of the server {length:.3g} long, and it is "
+            f"{usual:.3g} without the lie; let the component use what it is given, (C, …), as means over clients",
+        )  # fmt: skip
 
 
 def _check_deployment(method: Method) -> None:
@@ -217,7 +217,7 @@ def _check_deployment(method: Method) -> None:
         *_, last = simulate_prepared(prepared)
         latest = RunFolder(home / "run/seed-0").latest()
         assert latest is not None
-        expected, found = dict(last.state.server[method.name]), dict(latest.server[method.name])
+        expected, found = (state.server[method.name].to_tensors() for state in (last.state, latest))
 
     def close(a: Tensor, b: Tensor) -> bool:
         return torch.allclose(a, b, rtol=1e-4, atol=1e-5)

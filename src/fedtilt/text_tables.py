@@ -26,6 +26,16 @@ def join_words(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
+def first_names(names: Sequence[str], most: int, separator: str = ", ") -> str:
+    """The first names, and how many more there are.
+
+    >>> first_names(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return separator.join(names[:most]) + more
+
+
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
     r"""Rows as CSV: floats unrounded, None as an empty field, an apostrophe before a text that looks like a formula.
 

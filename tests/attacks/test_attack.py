@@ -20,6 +20,7 @@ from fedtilt.errors import InputError
 from fedtilt.methods import COMPONENTS, PRESETS, ServerRound
 from fedtilt.methods.aggregators import Bulyan, FLTrust, Krum, RootSelected, TrimmedMean
 from fedtilt.methods.before import NNM
+from fedtilt.state import ServerState
 
 MODEL = functools.partial(ft.models.mlp, hidden=(8,))
 SHORT = {"epochs": 1, "batch_size": 20, "lr": 0.1, "participation": 1.0, "workers": 0, "device": "cpu"}
@@ -77,7 +78,7 @@ def test_forged_updates_by_hand() -> None:
     updates = {client: ClientUpdate(received + torch.tensor(step), 1) for client, step in steps.items()}
 
     def sent(**settings: object) -> Tensor:
-        server = {"parameters": received}
+        server = ServerState(received)
         asked = ServerRound(received=received, selected=3, population=3, round=3)
         mean, _ = RoundRule.of(ft.fedavg(), server, asked, updates, TrainSettings())
         forged = forge(ft.Attack(**settings), mean, updates, [2])

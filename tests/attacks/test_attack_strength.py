@@ -12,6 +12,7 @@ from fedtilt.engine.settings import TrainSettings
 from fedtilt.methods import COMPONENTS, ServerRound
 from fedtilt.methods.aggregators import Bulyan, Tilted
 from fedtilt.methods.before import Clip
+from fedtilt.state import ServerState
 
 CLIENTS, PARAMETERS = 11, 300
 IS_BAD = [client in (2, 7) for client in range(CLIENTS)]
@@ -47,7 +48,7 @@ def rule_of(method: ft.Method, received: Tensor, clients: int = CLIENTS, root: T
     """The rule of a round with updates of these clients, whose losses differ."""
     losses = torch.linspace(0.1, 2, clients).tolist()
     updates = {n: ClientUpdate(received, 1, declared={"loss": losses[n]}) for n in range(clients)}
-    settings, server = TrainSettings(lr=0.1), {"parameters": received}
+    settings, server = TrainSettings(lr=0.1), ServerState(received)
     asked = ServerRound(received=received, selected=clients, population=clients, root=root)
     return RoundRule.of(method, server, asked, updates, settings)[0]
 

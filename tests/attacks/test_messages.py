@@ -25,7 +25,11 @@ Lie = Callable[[ClientUpdate, Tensor], ClientUpdate]
 
 
 def messages(factor: float) -> Lie:
-    return lambda u, w: u._replace(tensors={name: factor * tensor for name, tensor in u.tensors.items()})
+    def lie(update: ClientUpdate, w: Tensor) -> ClientUpdate:
+        sent = {slot: {name: factor * t for name, t in tensors.items()} for slot, tensors in update.sent.items()}
+        return update._replace(sent=sent)
+
+    return lie
 
 
 def model(factor: float) -> Lie:
@@ -106,9 +110,9 @@ def test_attackers_of_a_simulation_forge_what_components_send(monkeypatch: pytes
             )
         )  # fmt: skip
         honest = honest or dict(seen)
-    control = "correction.control"
-    torch.testing.assert_close(seen[1].tensors[control], -2 * honest[1].tensors[control])
-    assert torch.equal(seen[0].tensors[control], honest[0].tensors[control])
+    forged, own = (updates[1].sent["correction"]["control"] for updates in (seen, honest))
+    torch.testing.assert_close(forged, -2 * own)
+    assert torch.equal(seen[0].sent["correction"]["control"], honest[0].sent["correction"]["control"])
 
 
 @dataclass(frozen=True)
@@ -141,12 +145,12 @@ def test_a_component_of_the_users_own_is_covered(aggregator: object, screen: flo
     method = ft.Method(name="m", training=MeanOfMessages(), aggregator=aggregator)
     sent = [1.0, 1.0, 1.0, 4e30]
     updates = {
-        n: ClientUpdate(torch.full((2,), 1.0 + n / 10), 1, tensors={"training.number": torch.full((2,), value)})
+        n: ClientUpdate(torch.full((2,), 1.0 + n / 10), 1, sent={"training": {"number": torch.full((2,), value)}})
         for n, value in enumerate(sent)
     }
     server = initial_server(method, Parts.plain(torch.zeros(2)), 4, nn.Linear(1, 1))
     after = server_update(method, server, updates, TrainSettings(screen=screen)).state
-    assert after["training.mean"].tolist() == pytest.approx([most] * 2, rel=1e-6)
+    assert after.slot("training")["mean"].tolist() == pytest.approx([most] * 2, rel=1e-6)
 
 
 def test_trusted_messages_are_refused_beside_a_robust_rule() -> None:

@@ -11,6 +11,7 @@ from fedtilt.engine.server import server_update
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.math.robust import geometric_median
 from fedtilt.simulation import loop
+from fedtilt.state import ServerState
 
 W = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
@@ -24,18 +25,22 @@ HONEST = [[1.0, 0.1, 0.0, 0.0], [1.0, -0.1, 0.0, 0.0], [1.0, 0.0, 0.1, 0.0]]
 
 def test_updates_of_one_kind_pass_unchanged() -> None:
     before = updates(*HONEST)
-    screened = screen({"parameters": W}, before, 3.0, {})
+    screened = screen(ServerState(W), before, 3.0)
     assert screened.rejected == screened.bounded == {}
     assert all(screened.updates[n].parameters is before[n].parameters for n in before)
     assert screened.slot["lengths"].tolist() == pytest.approx([1.01**0.5])
 
 
+def remembering(slot: dict[str, Tensor]) -> ServerState:
+    return ServerState(W, slots={"screening": slot})
+
+
 def test_a_long_update_is_clipped_and_a_much_longer_one_rejected() -> None:
-    screened = screen({"parameters": W}, updates(*HONEST[:2], [0.0, 4.0, 0.0, 0.0]), 3.0, {})
+    screened = screen(ServerState(W), updates(*HONEST[:2], [0.0, 4.0, 0.0, 0.0]), 3.0)
     reference = 1.01**0.5  # the median of three lengths
     assert (screened.updates[2].parameters - W).norm() == pytest.approx(reference)
     assert screened.bounded == {2: "sent an update 3.98 times as long as the median: clipped"}
-    screened = screen({"parameters": W}, updates(*HONEST[:2], [700.0, 0.0, 0.0, 0.0]), 3.0, {})
+    screened = screen(ServerState(W), updates(*HONEST[:2], [700.0, 0.0, 0.0, 0.0]), 3.0)
     assert screened.rejected == {2: "sent an update 697 times as long as the median"}
     assert list(screened.updates) == [0, 1]
 
@@ -43,7 +48,7 @@ def test_a_long_update_is_clipped_and_a_much_longer_one_rejected() -> None:
 def test_an_update_far_from_the_others_is_moved_back() -> None:
     """Its length is ordinary: what stands out is the distance from the geometric median of all, in median distances."""
     before = updates(*HONEST, [1.0, 0.0, -0.1, 0.0], [-1.0, 0.0, 0.0, 0.0])
-    screened = screen({"parameters": W}, before, 3.0, {})
+    screened = screen(ServerState(W), before, 3.0)
     assert screened.rejected == {}
     assert list(screened.bounded) == [4]
     assert "times as far from the others as the median: clipped" in screened.bounded[4]
@@ -56,10 +61,10 @@ def test_an_update_far_from_the_others_is_moved_back() -> None:
 
 def test_two_clients_have_no_majority_and_steps_are_bounded_by_the_shorter_and_by_history() -> None:
     pair = updates(HONEST[0], [1e30, 0.0, 0.0, 0.0])
-    screened = screen({"parameters": W}, pair, 3.0, {})
+    screened = screen(ServerState(W), pair, 3.0)
     assert screened.rejected == {}
     assert (screened.updates[1].parameters - W).norm() == pytest.approx(1.01**0.5, rel=1e-5)
-    screened = screen({"parameters": W}, pair, 3.0, {"lengths": torch.tensor([0.3, 0.3, 0.3])})
+    screened = screen(remembering({"lengths": torch.tensor([0.3, 0.3, 0.3])}), pair, 3.0)
     assert list(screened.bounded) == [0, 1]  # both are longer than three times what the model usually moves
     assert (screened.updates[1].parameters - W).norm() == pytest.approx(0.3, rel=1e-5)
     assert screened.slot["lengths"].tolist() == pytest.approx([0.3, 0.3, 0.3, 1.01**0.5])
@@ -69,7 +74,7 @@ def _rounds(*steps: list[float], rounds: int, **keywords: int) -> list[Screened]
     """The same updates in several rounds; what is remembered is passed on through float tensors, as a checkpoint is."""
     found, slot = [], dict[str, Tensor]()
     for _ in range(rounds):
-        found.append(screen({"parameters": W}, updates(*steps), 3.0, slot, **keywords))
+        found.append(screen(remembering(slot), updates(*steps), 3.0, **keywords))
         slot = {name: tensor.clone() for name, tensor in found[-1].slot.items()}
     return found
 
@@ -84,7 +89,7 @@ def test_a_client_that_works_against_the_others_is_rejected_after_three_rounds()
     assert all(r.rejected == {} for r in _rounds(*different, rounds=6))
     slot = dict(rounds[-1].slot)
     for _ in range(60):  # it trains as the others do: its agreement is positive again
-        last = screen({"parameters": W}, updates(*HONEST, HONEST[0]), 3.0, slot)
+        last = screen(remembering(slot), updates(*HONEST, HONEST[0]), 3.0)
         slot = last.slot
     assert last.rejected == {}
 
@@ -93,7 +98,7 @@ def test_a_late_client_counts_its_own_rounds() -> None:
     slot = _rounds(*HONEST, rounds=5, clients=4)[-1].slot
     rejected = []
     for _ in range(3):
-        screened = screen({"parameters": W}, updates(*HONEST, [-1.0, 0.0, 0.0, 0.0]), 3.0, slot)
+        screened = screen(remembering(slot), updates(*HONEST, [-1.0, 0.0, 0.0, 0.0]), 3.0)
         slot = screened.slot
         rejected.append(list(screened.rejected))
     assert rejected == [[], [], [3]]
@@ -119,9 +124,8 @@ def test_colluders_exclude_no_more_honest_clients_than_the_share(monkeypatch: py
         for _ in range(8):
             steps = common + spread * torch.randn(10, 50, generator=generator)
             steps[8:] = -2.9 * steps[:8].mean(0)
-            screened = screen(
-                {"parameters": w}, {n: ClientUpdate(step, 10) for n, step in enumerate(steps)}, 3.0, slot, bad=2
-            )
+            sent = {n: ClientUpdate(step, 10) for n, step in enumerate(steps)}
+            screened = screen(ServerState(w, slots={"screening": slot}), sent, 3.0, bad=2)
             slot = screened.slot
             assert len(screened.rejected) <= 2
             assert set(screened.rejected) <= {8, 9}
@@ -130,7 +134,7 @@ def test_colluders_exclude_no_more_honest_clients_than_the_share(monkeypatch: py
 def test_a_model_sent_back_and_a_claim_of_samples() -> None:
     before = updates(*HONEST, [0.0] * 4)
     before[0] = before[0]._replace(samples=10_000_000)
-    screened = screen({"parameters": W}, before, 3.0, {})
+    screened = screen(ServerState(W), before, 3.0)
     assert screened.rejected == {3: "sent the model back as it received it"}
     assert screened.bounded == {0: "claimed 10000000 samples, of which 30 count"}
     assert screened.updates[0].samples == 30
@@ -139,13 +143,13 @@ def test_a_model_sent_back_and_a_claim_of_samples() -> None:
 def test_losses_are_bounded_by_what_the_others_declare() -> None:
     losses = [1.0, 1.2, 1.5, 1e30]
     before = {n: u._replace(declared={"loss": losses[n]}) for n, u in updates(*HONEST, HONEST[0]).items()}
-    screened = screen({"parameters": W}, before, 3.0, {})
+    screened = screen(ServerState(W), before, 3.0)
     assert [screened.updates[n].declared["loss"] for n in range(4)] == [1.0, 1.2, 1.5, 1.5]
     assert screened.bounded == {3: "declared a loss of 1e+30, of which 1.5 counts"}
     losses[3] = 2.9  # within 1.5 + 3 · (1.5 − 1)
     before = {n: u._replace(declared={"loss": losses[n]}) for n, u in before.items()}
-    assert screen({"parameters": W}, before, 3.0, {}).bounded == {}
-    loose = screen({"parameters": W}, before, 1e40, {})
+    assert screen(ServerState(W), before, 3.0).bounded == {}
+    loose = screen(ServerState(W), before, 1e40)
     assert all(loose.updates[n] is before[n] for n in before)
 
 
@@ -155,33 +159,33 @@ def test_what_components_send_is_bounded_too() -> None:
     control = torch.tensor([*honest, [-2.9, 0.0, 0.0, 0.0]])
     traces = torch.tensor([[1.0], [2.0], [3.0], [1e9]])
     before = {
-        n: u._replace(tensors={"correction.control": control[n], "training.trace": traces[n]})
+        n: u._replace(sent={"correction": {"control": control[n]}, "training": {"trace": traces[n]}})
         for n, u in updates(*HONEST, HONEST[0]).items()
     }
-    screened = screen({"parameters": W}, before, 3.0, {}, bad=0)
+    screened = screen(ServerState(W), before, 3.0, bad=0)
     assert list(screened.bounded) == [3]
     assert "sent 'control' 28.3 times as far from the others as the median: clipped" in screened.bounded[3]
     assert "sent 'trace' 5e+08 times as long as the median: clipped" in screened.bounded[3]
     torch.testing.assert_close(
-        screened.updates[3].tensors["correction.control"], geometric_median(control), rtol=1e-3, atol=1e-3
+        screened.updates[3].sent["correction"]["control"], geometric_median(control), rtol=1e-3, atol=1e-3
     )
-    assert screened.updates[3].tensors["training.trace"].tolist() == [2.0]
+    assert screened.updates[3].sent["training"]["trace"].tolist() == [2.0]
     assert screened.updates[0] is before[0]
-    assert list(screen({"parameters": W}, before, 3.0, {}).rejected) == [3]  # 5e8 times is gross
-    trusted = screen({"parameters": W}, before, 3.0, {}, trusted=["correction.control", "training.trace"])
+    assert list(screen(ServerState(W), before, 3.0).rejected) == [3]  # 5e8 times is gross
+    trusted = screen(ServerState(W), before, 3.0, trusted=["correction", "training"])
     assert trusted.bounded == trusted.rejected == {}
 
 
 def test_a_tensor_of_one_client_where_the_others_send_nothing_counts_nothing() -> None:
     sent = torch.tensor([[0.0], [0.0], [0.0], [1e30]])
-    before = {n: u._replace(tensors={"training.mean": sent[n]}) for n, u in updates(*HONEST, HONEST[0]).items()}
-    screened = screen({"parameters": W}, before, 3.0, {}, bad=0)
-    assert screened.updates[3].tensors["training.mean"].tolist() == [0.0]
+    before = {n: u._replace(sent={"training": {"mean": sent[n]}}) for n, u in updates(*HONEST, HONEST[0]).items()}
+    screened = screen(ServerState(W), before, 3.0, bad=0)
+    assert screened.updates[3].sent["training"]["mean"].tolist() == [0.0]
 
 
 def test_averaged_buffers_are_compared_too() -> None:
     buffers = torch.tensor([0.0, 1.0, 10.0])  # mean, variance, number of batches
-    server = {"parameters": W, "buffers": buffers}
+    server = ServerState(W, buffers)
     honest = [[0.3, 0.1, 5.0], [0.2, 0.2, 5.0], [0.3, 0.2, 6.0], [0.1, 0.3, 5.0]]
 
     def sent(*steps: list[float]) -> dict[int, ClientUpdate]:
@@ -192,14 +196,14 @@ def test_averaged_buffers_are_compared_too() -> None:
         }
 
     before = sent(*honest)
-    screened = screen(server, before, 3.0, {})
+    screened = screen(server, before, 3.0)
     assert screened.rejected == screened.bounded == {}
     assert all(screened.updates[n].buffers is before[n].buffers for n in before)
     for poison in ([1e30, 0.1, 5.0], [0.3, 30.0, 5.0], [0.3, 0.1, 1e9]):
-        screened = screen(server, sent(*honest, poison), 3.0, {})
+        screened = screen(server, sent(*honest, poison), 3.0)
         assert list(screened.rejected) == [4]
         assert "sent a change of" in screened.rejected[4]
-    screened = screen(server, sent(*honest, [0.3, 1.5, 5.0]), 3.0, {})  # the median of the lengths is 0.316
+    screened = screen(server, sent(*honest, [0.3, 1.5, 5.0]), 3.0)  # the median of the lengths is 0.316
     assert screened.bounded == {4: "sent a change of statistics 4.84 times as long as the median: clipped"}
     step = screened.updates[4].buffers - buffers
     assert step[:2].norm() == pytest.approx(0.1**0.5)
@@ -208,14 +212,14 @@ def test_averaged_buffers_are_compared_too() -> None:
 
 def test_the_server_keeps_the_lengths_and_reports_what_it_did() -> None:
     method, settings = ft.fedavg(), TrainSettings(screen=3.0)
-    update = server_update(method, {"parameters": W}, updates(*HONEST, [1e30] * 4), settings)
+    update = server_update(method, ServerState(W), updates(*HONEST, [1e30] * 4), settings)
     assert list(update.rejected) == [3]
-    torch.testing.assert_close(update.state["parameters"], W + torch.tensor(HONEST).mean(0))
-    assert len(update.state["screening.lengths"]) == 1
-    plain = server_update(method, {"parameters": W}, updates(*HONEST), TrainSettings())
-    screened = server_update(method, {"parameters": W}, updates(*HONEST), settings)
-    assert torch.equal(plain.state["parameters"], screened.state["parameters"])
-    assert list(plain.state) == ["parameters"]
+    torch.testing.assert_close(update.state.parameters, W + torch.tensor(HONEST).mean(0))
+    assert len(update.state.slot("screening")["lengths"]) == 1
+    plain = server_update(method, ServerState(W), updates(*HONEST), TrainSettings())
+    screened = server_update(method, ServerState(W), updates(*HONEST), settings)
+    assert torch.equal(plain.state.parameters, screened.state.parameters)
+    assert list(plain.state.to_tensors()) == ["parameters"]
 
 
 @pytest.mark.parametrize("rule", ["multi_krum", "trimmed_mean", "nnm"])
@@ -227,23 +231,23 @@ def test_screening_and_the_rule_exclude_no_more_than_the_share_together(rule: st
         return ft.fedavg(before=[part], aggregator="median") if rule == "nnm" else ft.fedavg(aggregator=part)
 
     settings = TrainSettings(screen=3.0)
-    update = server_update(method(1 / 4), {"parameters": W}, updates(*HONEST, [1e30] * 4), settings)
+    update = server_update(method(1 / 4), ServerState(W), updates(*HONEST, [1e30] * 4), settings)
     assert list(update.rejected) == [3]
-    torch.testing.assert_close(update.state["parameters"], W + torch.tensor(HONEST).mean(0))
+    torch.testing.assert_close(update.state.parameters, W + torch.tensor(HONEST).mean(0))
     # two of eight: one is rejected, and the rule excludes one more
     steps = [*HONEST, *HONEST, [-1.0, 0.0, 0.0, 0.0], [1e30] * 4]
-    update = server_update(method(1 / 4), {"parameters": W}, updates(*steps), settings)
+    update = server_update(method(1 / 4), ServerState(W), updates(*steps), settings)
     assert list(update.rejected) == [7]
-    expected = server_update(method(1 / 7), {"parameters": W}, updates(*steps[:7]), TrainSettings())
-    assert torch.equal(update.state["parameters"], expected.state["parameters"])
+    expected = server_update(method(1 / 7), ServerState(W), updates(*steps[:7]), TrainSettings())
+    assert torch.equal(update.state.parameters, expected.state.parameters)
 
 
 def test_krum_needs_no_model_for_a_client_that_was_rejected() -> None:
     """One of five may be bad, for which Krum needs five models; of the four that are left none may be."""
     method = ft.fedavg(aggregator={"rule": "krum", "bad_share": 0.2})
     sent = updates(*HONEST, [1.0, 0.0, 0.0, 0.0], [1e30] * 4)
-    update = server_update(method, {"parameters": W}, sent, TrainSettings(screen=3.0))
-    torch.testing.assert_close(update.state["parameters"], W + torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    update = server_update(method, ServerState(W), sent, TrainSettings(screen=3.0))
+    torch.testing.assert_close(update.state.parameters, W + torch.tensor([1.0, 0.0, 0.0, 0.0]))
 
 
 def test_a_rule_that_excludes_nobody_more_is_given_clipped_updates() -> None:
@@ -252,14 +256,14 @@ def test_a_rule_that_excludes_nobody_more_is_given_clipped_updates() -> None:
     honest = [*HONEST, [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, -0.1, 0.0]]
     sent = updates(*honest, [-20.0, 0.0, 0.0, 0.0])
     settings = TrainSettings(screen=3.0)
-    named = server_update(method, {"parameters": W}, sent, settings)
+    named = server_update(method, ServerState(W), sent, settings)
     assert named.rejected == {}
     assert "clipped" not in named.bounded[5]  # the rule excludes it
-    update = server_update(method, {"parameters": W}, {**sent, 6: ClientUpdate(torch.full((4,), 1e30), 10)}, settings)
+    update = server_update(method, ServerState(W), {**sent, 6: ClientUpdate(torch.full((4,), 1e30), 10)}, settings)
     assert list(update.rejected) == [6]
     assert "times as long as the median" in update.bounded[5]
     assert update.bounded[5].endswith(": clipped")
-    assert (update.state["parameters"] - W - torch.tensor(honest).mean(0)).norm() < 0.5
+    assert (update.state.parameters - W - torch.tensor(honest).mean(0)).norm() < 0.5
 
 
 def _poisoned(kind: str, update: ClientUpdate, w: Tensor) -> ClientUpdate:

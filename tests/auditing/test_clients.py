@@ -9,8 +9,8 @@ import torch
 import fedtilt as ft
 from fedtilt.auditing.clients import standing_out, unexplained_share
 from fedtilt.engine.client import ClientUpdate
-from fedtilt.engine.state import in_slot
 from fedtilt.engine.updates import add_distances, distances_by_round
+from fedtilt.state import ServerState
 
 
 def log_probabilities(true: torch.Tensor, seed: int = 0, classes: int = 4) -> torch.Tensor:
@@ -62,12 +62,12 @@ def test_distances_of_updates_are_relative_to_the_median_of_the_round():
 
     slot = add_distances({}, updates(c0=[1.0, 0.0], c2=[-1.0, 0.0], c3=[0.0, 3.0]))
     slot = add_distances(slot, updates(c0=[1.0, 0.0], c1=[0.0, 0.0]))
-    distances = distances_by_round(in_slot("audit", slot), 4)
+    distances = distances_by_round(ServerState(torch.zeros(1), slots={"audit": slot}), 4)
     assert distances.shape == (2, 4)
     assert distances[0, [0, 2, 3]].tolist() == pytest.approx([1.0, 1.0, 2**0.5])  # mean (0, 1): √2, √2 and 2
     assert distances[1, :2].tolist() == pytest.approx([1.0, 1.0])
     assert distances[:, 1:].isnan().tolist() == [[True, False, False], [False, True, True]]
-    assert distances_by_round({}, 4).shape == (0, 4)
+    assert distances_by_round(ServerState(torch.zeros(1)), 4).shape == (0, 4)
 
 
 def federation(bad: list[int], seed: int = 0) -> ft.Federation:

@@ -322,7 +322,8 @@ def test_a_changed_spec_is_refused_on_resume(fedtilt) -> None:
 def test_ctrl_c_leaves_a_run_that_resume_finishes(fedtilt, tmp_path: Path) -> None:
     """A real process, interrupted as by a terminal: the signal goes to the whole group, workers included."""
     settings = [
-        "--set", "train.rounds=6", "--set", "train.epochs=1", "--set", "train.workers=2", "--method", "ditto",
+        "--set", "train.rounds=6", "--set", "train.epochs=1", "--set", "train.workers=2", "--set", "clients.count=4",
+        "--method", "ditto",
     ]  # fmt: skip
     command = [sys.executable, "-c", "from fedtilt.cli import main; main()", "run", "--verbose", *settings]
     process = subprocess.Popen(
@@ -431,7 +432,7 @@ def test_damaged_and_changed_files_are_reported(fedtilt) -> None:
 
 
 def test_output_that_cannot_be_written_is_one_line() -> None:
-    command = [sys.executable, "-m", "fedtilt", "data", "list"]
+    command = [sys.executable, "-m", "fedtilt", "--version"]
     with open("/dev/full", "w") as full:
         process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert process.returncode == 2

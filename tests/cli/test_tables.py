@@ -76,7 +76,11 @@ def test_warnings_are_printed_once(fedtilt, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "least"),
-    [("breast_cancer", 93), ("wine", 90), ("diabetes", 68)],
+    [
+        ("breast_cancer", 93),
+        pytest.param("wine", 90, marks=pytest.mark.slow),
+        pytest.param("diabetes", 68, marks=pytest.mark.slow),
+    ],
     ids=["breast_cancer", "wine", "diabetes"],
 )
 def test_tables_of_scikit_learn_in_two_commands(fedtilt, tmp_path: Path, name: str, least: float) -> None:

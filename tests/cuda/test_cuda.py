@@ -25,7 +25,7 @@ from fedtilt.methods.aggregators import GeometricMedian, TrimmedMean
 from fedtilt.methods.before import NNM, Clip
 from fedtilt.optimizers import SGD, Adam, AdamW
 from fedtilt.parts import buffers_to_vector, changing_buffers
-from fedtilt.runs.export import state_dict
+from fedtilt.runs.export import export_model
 from fedtilt.training import BACKENDS, Batches, LocalJob, choose_backend, make_batches, stacked
 from tests.helpers.callbacks import Calls, stop_after
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
@@ -359,7 +359,7 @@ def test_a_simulation_agrees_with_the_cpu(name: str, federation: ft.Federation) 
     on_cpu, on_gpu = last_rounds["cpu"], last_rounds["cuda"]
     start = models.parameters_to_vector(models.build(FACTORIES[name], federation.input_shape, 10, seeds.key(0, "init")))
     for method in METHODS:
-        a, b = (r.state.server[method.name]["parameters"] for r in (on_cpu, on_gpu))
+        a, b = (r.state.server[method.name].parameters for r in (on_cpu, on_gpu))
         assert b.is_cuda
         assert distance(a, b) <= 1e-3 * distance(a, start)
         assert (on_cpu.counts[method.name].shared - on_gpu.counts[method.name].shared).abs().sum() <= 2
@@ -386,11 +386,9 @@ def test_resume_export_and_pickle(federation: ft.Federation, tmp_path: Path) -> 
             assert torch.equal(a[1], b[1])
             assert torch.equal(a[1], c[1])
         net = whole[name].shared
-        net.load_state_dict(state_dict(tmp_path, name))
+        net.load_state_dict(export_model(tmp_path, name).tensors)
         assert all(torch.equal(p, q) for p, q in zip(net.parameters(), whole[name].shared.parameters(), strict=True))
-        assert (
-            copied[name]._server["parameters"].device.type == next(copied[name]._net.parameters()).device.type == "cpu"
-        )
+        assert copied[name]._server.parameters.device.type == next(copied[name]._net.parameters()).device.type == "cpu"
     # a run folder can be resumed on another device, with a notice
     on_cpu = TRAIN | {"device": "cpu", "workers": 0, "out": tmp_path, "callbacks": [calls]}
     assert repr(ft.run(METHODS, federation, ft.models.mlp, **on_cpu)) == repr(whole)

@@ -52,8 +52,10 @@ def digest(*results: Mapping[str, Any]) -> str:
         if isinstance(result, ft.Result):  # and not some of its methods
             found.update(repr([(name, r.history) for name, r in result.shown.items() if name not in result]).encode())
         for name, r in result.items():
-            states = [dict(r._client_states.get(owner)) for owner in r._client_states.owners() if owner[0] == name]
-            tensors = {f"{i}/{key}": t for i, state in enumerate([r._server, *states]) for key, t in state.items()}
+            states = [r._client_states.get(owner) for owner in r._client_states.owners() if owner[0] == name]
+            tensors = {
+                f"{i}/{key}": t for i, state in enumerate([r._server, *states]) for key, t in state.to_tensors().items()
+            }
             for key, tensor in sorted(tensors.items()):
                 found.update(f"{name}/{key}".encode() + tensor.numpy().tobytes())
             found.update(repr((name, r.history, r.validation, r.sums.tolist(), r.total.tolist())).encode())

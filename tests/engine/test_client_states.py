@@ -9,10 +9,11 @@ import torch
 
 from fedtilt.engine.client_states import _MAX_FILES, ClientStates
 from fedtilt.errors import InputError
+from fedtilt.state import ClientState
 
 
-def state(value: float) -> dict[str, torch.Tensor]:
-    return {"personal": torch.full((20,), float(value))}  # 80 bytes
+def state(value: float) -> ClientState:
+    return ClientState(personal=torch.full((20,), float(value)))  # 80 bytes
 
 
 @pytest.mark.parametrize("limit", [0, 250, 10**9])
@@ -25,9 +26,9 @@ def test_states_are_in_memory_or_on_disk(tmp_path: Path, limit: int, persistent:
     assert len(states._in_memory) == {0: 1, 250: 2, 10**9: 10}[limit]  # at most half of the limit, or one
     assert len(states) == 10
     assert ("m", 11) not in states
-    assert states.get(("m", 11)) == {}
+    assert states.get(("m", 11)).is_empty
     for n in range(10):
-        assert torch.equal(states.get(("m", n))["personal"], state(n + 20)["personal"])
+        assert torch.equal(states.get(("m", n)).personal, state(n + 20).personal)
         assert states.round_of(("m", n)) == 2
     assert {owner: stored.round for owner, stored in states.save_all().items()} == {("m", n): 2 for n in range(10)}
 
@@ -47,7 +48,7 @@ def test_random_changes_never_change_a_file_and_leave_few(tmp_path: Path) -> Non
         for saved, expected in checkpoints:  # both can be restored
             restored = ClientStates(tmp_path)
             restored.restore(saved)
-            assert {n: restored.get(("m", n))["personal"][0].item() for n in expected} == pytest.approx(expected)
+            assert {n: restored.get(("m", n)).personal[0].item() for n in expected} == pytest.approx(expected)
     assert len(list(tmp_path.iterdir())) <= _MAX_FILES + 5
     size = sum(path.stat().st_size for path in tmp_path.iterdir())
     assert size < 4 * sum(stored.size for stored in checkpoints[-1][0].values())
@@ -94,20 +95,20 @@ def test_a_copy_respects_its_limit(tmp_path: Path, persistent: bool) -> None:
         copied.put(("m", 20 + n), 11 + n, state(20 + n))
     assert copied._bytes_in_memory <= 240
     for n in (*range(10), 20, 21, 22):
-        assert torch.equal(copied.get(("m", n))["personal"], state(n)["personal"])
+        assert torch.equal(copied.get(("m", n)).personal, state(n).personal)
     for n in range(10):
-        assert torch.equal(states.get(("m", n))["personal"], state(n)["personal"])
+        assert torch.equal(states.get(("m", n)).personal, state(n).personal)
 
 
 def test_a_new_state_overwrites_the_old_one_in_memory(tmp_path: Path) -> None:
     states = ClientStates(tmp_path)
     states.put(("m", 0), 1, state(1))
-    saved, kept = states.save_all(), states.get(("m", 0))["personal"]
+    saved, kept = states.save_all(), states.get(("m", 0)).personal
     states.put(("m", 0), 2, state(2))
-    assert states.get(("m", 0))["personal"] is kept
-    assert torch.equal(kept, state(2)["personal"])
+    assert states.get(("m", 0)).personal is kept
+    assert torch.equal(kept, state(2).personal)
     assert states.save_all()[("m", 0)].file == 2  # the file of the first round is unchanged
     states.restore(saved)
-    assert torch.equal(states.get(("m", 0))["personal"], state(1)["personal"])
-    states.put(("m", 0), 3, {"personal": torch.zeros(3)})  # another shape
-    assert states.get(("m", 0))["personal"].shape == (3,)
+    assert torch.equal(states.get(("m", 0)).personal, state(1).personal)
+    states.put(("m", 0), 3, ClientState(personal=torch.zeros(3)))  # another shape
+    assert states.get(("m", 0)).personal.shape == (3,)

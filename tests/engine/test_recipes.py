@@ -135,7 +135,7 @@ def test_personal_models_have_the_same_optimiser_and_schedule() -> None:
         plain_loop.train(w, plain_loop.batches(ONE, 0, number, 1), partial(Adam, lr=0.002 * 0.5 ** (number - 1)))
     agrees(last, w, "ditto")
     kept = last.state.client_states.get(("ditto", 0))
-    torch.testing.assert_close(kept["personal"], parameters_to_vector(v), rtol=2e-5, atol=2e-6)
+    torch.testing.assert_close(kept.personal, parameters_to_vector(v), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("steps", [3, 4, 10])  # an epoch has four
@@ -147,7 +147,7 @@ def test_local_steps_count_batches_over_epochs(steps: int, backend: str) -> None
         data = itertools.islice(plain_loop.batches(ONE, 0, number, epochs=3), steps)
         plain_loop.train(net, data, partial(SGD, lr=0.05))
     agrees(last, net, "ditto")
-    assert torch.equal(last.state.client_states.get(("ditto", 0))["personal"], last.state.shared["ditto"])
+    assert torch.equal(last.state.client_states.get(("ditto", 0)).personal, last.state.shared["ditto"])
 
 
 def focal(logits: Tensor, labels: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProces
 from fedtilt.math import client_models
 from fedtilt.math.client_models import column_blocks
 from fedtilt.simulation import loop
+from fedtilt.state import ClientState
 from fedtilt.training import LocalJob
 from tests.helpers import plain_loop
 from tests.helpers.digests import digest
@@ -77,7 +78,7 @@ def test_bit_identical_with_models_on_nodes(
     for r in loop.simulate_prepared(prepared, notice=notices.append):
         digests.append(digest(r))
         kept = r.state.client_states.get(("fedtilt", r.selected[0]), fetch=False)
-        assert isinstance(kept["personal"], RemoteTensor) == (r.number < SETTINGS["rounds"])
+        assert isinstance(kept.personal, RemoteTensor) == (r.number < SETTINGS["rounds"])
         if r.number == lost_in_round:
             store.blocks.clear()
     assert digests == expected
@@ -126,10 +127,10 @@ def test_a_run_that_loses_its_models_again_and_again_stops(store: Store, monkeyp
 def test_states_that_are_in_a_file_outlive_their_node(tmp_path: Path) -> None:
     states, store = ClientStates(tmp_path), Store()
     values = plain_loop.federation().dataset.x_train.flatten()[:10].float()
-    states.put(("m", 0), 1, {"personal": store.put(values)})
+    states.put(("m", 0), 1, ClientState(personal=store.put(values)))
     states.save_all()
-    states.put(("m", 1), 2, {"personal": store.put(values)})
+    states.put(("m", 1), 2, ClientState(personal=store.put(values)))
     store.blocks.clear()
-    assert states.get(("m", 0))["personal"].equal(values)
+    assert states.get(("m", 0)).personal.equal(values)
     with pytest.raises(LostTensorError):
         states.get(("m", 1))

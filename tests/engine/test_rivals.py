@@ -13,6 +13,7 @@ from fedtilt.errors import InputError
 from fedtilt.methods import Moreau
 from fedtilt.methods.corrections import ClientStep, Correction, FedDyn, Scaffold, ServerStep
 from fedtilt.models import parameters_to_vector, with_weights
+from fedtilt.state import ClientState
 from tests.helpers import plain_loop
 from tests.helpers.plain_loop import last_round
 
@@ -72,9 +73,9 @@ def test_scaffold() -> None:
         w, c = torch.stack(models).mean(0), c + torch.stack(changes).sum(0) / CLIENTS
     last = simulated(ft.methods.scaffold())
     close(last.state.shared["scaffold"], w)
-    close(last.state.server["scaffold"]["correction.control"], c)
+    close(last.state.server["scaffold"].slot("correction")["control"], c)
     for n in last.selected:
-        close(last.state.client_states.get(("scaffold", n))["correction.control"], own[n])
+        close(last.state.client_states.get(("scaffold", n)).slot("correction")["control"], own[n])
 
 
 def test_feddyn() -> None:
@@ -146,7 +147,7 @@ def test_afl() -> None:
         share = weights[selected] / weights[selected].sum()
         w = (share[:, None] * torch.stack([descend(w, n, number) for n in selected])).sum(0)
     last = simulated(ft.methods.afl(0.1))
-    close(last.state.server["afl"]["weighting.weights"], weights)
+    close(last.state.server["afl"].slot("weighting")["weights"], weights)
     close(last.state.shared["afl"], w)
 
 
@@ -167,7 +168,7 @@ def test_pfedme() -> None:
     last = simulated(ft.methods.pfedme(mu, inner), lr_personal=lr_personal)
     close(last.state.shared["pfedme"], w)
     for n, theta in personal.items():
-        close(last.state.client_states.get(("pfedme", n))["personal"], theta)
+        close(last.state.client_states.get(("pfedme", n)).personal, theta)
 
 
 def test_propfair() -> None:
@@ -208,7 +209,7 @@ def test_fedper_and_fedrep(head_epochs: int | None) -> None:
     last = simulated(method)
     close(last.state.shared["m"], body)
     for n in last.selected:
-        close(last.state.client_states.get(("m", n))["local"], heads[n])
+        close(last.state.client_states.get(("m", n)).local, heads[n])
         x, y = FED.test(n)
         net = with_weights(plain_loop.initial(FED, MODEL), torch.cat([body, heads[n]]), {})
         assert int((net(x).argmax(1) == y).sum()) == int(last.counts["m"].shared[n].sum())
@@ -276,11 +277,11 @@ def test_settings_that_cannot_work_are_refused(
 
 def test_a_state_without_what_the_method_keeps_is_refused() -> None:
     last = simulated(ft.methods.scaffold(), rounds=1)
-    del last.state.server["scaffold"]["correction.control"]
+    last.state.server["scaffold"] = last.state.server["scaffold"].without_slot("correction")
     with pytest.raises(InputError, match="the state of the server for method 'scaffold' has no 'correction.control'"):
         next(iter(ft.simulate([ft.methods.scaffold()], FED, MODEL, state=last.state, workers=0, **RECIPE)))
     last = simulated(ft.methods.scaffold(), rounds=1, participation=1.0)
     for client in range(CLIENTS):
-        last.state.client_states.put(("scaffold", client), 1, {"buffers": torch.zeros(1)})
-    with pytest.raises(InputError, match="the state of a client for method 'scaffold' has no 'correction.control'"):
+        last.state.client_states.put(("scaffold", client), 1, ClientState(buffers=torch.zeros(1)))
+    with pytest.raises(InputError, match="the slot 'correction' of a client for method 'scaffold' has no 'control'"):
         next(iter(ft.simulate([ft.methods.scaffold()], FED, MODEL, state=last.state, workers=0, **RECIPE)))

@@ -13,6 +13,7 @@ from fedtilt.errors import Diverged, InputError
 from fedtilt.methods import Method, ditto, fedavg, fedavg_finetuned, fedprox, fedtilt, local, term
 from fedtilt.methods.aggregators import Tilted
 from fedtilt.parts import Parts
+from fedtilt.state import ClientState, ServerState
 from fedtilt.training import LocalJob
 
 W, V = torch.zeros(4), torch.ones(4)
@@ -22,15 +23,16 @@ SETTINGS = TrainSettings(lr=0.1, lr_personal=0.2, epochs=3)
 
 def jobs_of(method: Method, personal: Tensor | None, settings: TrainSettings = SETTINGS) -> dict[str, LocalJob]:
     """The jobs of a client that received W and keeps this personal model."""
-    kept = {} if personal is None else {"personal": personal}
-    return plan(method, {"parameters": W}, kept, parts=Parts.plain(INITIAL), settings=settings, round=1)
+    return plan(
+        method, ServerState(W), ClientState(personal=personal), parts=Parts.plain(INITIAL), settings=settings, round=1
+    )
 
 
 def aggregate(method: Method, received: Tensor, models: dict[int, Tensor], samples: int | dict = 1) -> ServerUpdate:
     """The server's update from these client models."""
     counts = samples if isinstance(samples, dict) else dict.fromkeys(models, samples)
     updates = {client: ClientUpdate(model, counts[client]) for client, model in models.items()}
-    return server_update(method, {"parameters": received}, updates, SETTINGS)
+    return server_update(method, ServerState(received), updates, SETTINGS)
 
 
 def settings_of(job: LocalJob) -> tuple:
@@ -87,18 +89,18 @@ def test_where_personal_models_start() -> None:
 def test_fedavg_takes_the_mean_in_any_order_of_arrival() -> None:
     updates = {n: torch.randn(50) for n in (5, 1, 9)}
     update = aggregate(fedavg(), torch.zeros(50), updates)
-    torch.testing.assert_close(update.state["parameters"], torch.stack(list(updates.values())).mean(0))
+    torch.testing.assert_close(update.state.parameters, torch.stack(list(updates.values())).mean(0))
     assert update.rejected == {}
     assert torch.equal(
-        aggregate(fedavg(), torch.zeros(50), dict(reversed(updates.items()))).state["parameters"],
-        update.state["parameters"],
+        aggregate(fedavg(), torch.zeros(50), dict(reversed(updates.items()))).state.parameters,
+        update.state.parameters,
     )
 
 
 def test_weighting_by_samples() -> None:
     updates, samples = {0: torch.zeros(3), 1: torch.ones(3)}, {0: 100, 1: 300}
-    assert aggregate(fedavg(weighting="samples"), W[:3], updates, samples).state["parameters"].tolist() == [0.75] * 3
-    assert aggregate(fedavg(), W[:3], updates, samples).state["parameters"].tolist() == [0.5] * 3
+    assert aggregate(fedavg(weighting="samples"), W[:3], updates, samples).state.parameters.tolist() == [0.75] * 3
+    assert aggregate(fedavg(), W[:3], updates, samples).state.parameters.tolist() == [0.5] * 3
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_weighting_by_samples() -> None:
 )
 def test_a_method_may_use_any_aggregator(aggregator: str) -> None:
     updates = {n: torch.randn(20) for n in range(10)} | {10: torch.full((20,), 1e6)}
-    shared = aggregate(fedavg(aggregator=aggregator), torch.zeros(20), updates).state["parameters"]
+    shared = aggregate(fedavg(aggregator=aggregator), torch.zeros(20), updates).state.parameters
     assert (shared.abs().max() < 5) == (aggregator not in ("tilted", "mean"))
 
 
@@ -121,15 +123,15 @@ def test_a_rule_leaves_out_as_many_models_if_some_are_missing(aggregator: str) -
 
     def shared(*models: Tensor, selected: int) -> float:
         updates = {n: ClientUpdate(model, 1) for n, model in enumerate(models)}
-        update = server_update(method, {"parameters": torch.zeros(1)}, updates, SETTINGS, selected=selected)
-        return update.state["parameters"].item()
+        update = server_update(method, ServerState(torch.zeros(1)), updates, SETTINGS, selected=selected)
+        return update.state.parameters.item()
 
     assert 1 <= shared(*good, torch.tensor([1e6]), selected=5) <= 1.2
     assert shared(*good, torch.tensor([1e6]), selected=4) > 1e5  # nobody is left out: refused before a run starts
     rejected = aggregate(
         method, torch.zeros(1), dict(enumerate([*good, torch.tensor([1e6]), torch.tensor([math.nan])]))
     )
-    assert 1 <= rejected.state["parameters"].item() <= 1.2
+    assert 1 <= rejected.state.parameters.item() <= 1.2
     message = f"2 of 5 models can be aggregated, and {aggregator} with bad_share = 0.2 needs 3, because 1 may be bad"
     with pytest.raises(InputError, match=message):
         shared(*good[:2], selected=5)
@@ -161,6 +163,6 @@ def test_an_invalid_model_never_enters_an_average(invalid: Tensor, reason: str) 
     valid = {0: torch.ones(3), 2: 3 * torch.ones(3)}
     update = aggregate(fedavg(), W[:3], valid | {1: invalid})
     assert update.rejected == {1: reason}
-    assert torch.equal(update.state["parameters"], aggregate(fedavg(), W[:3], valid).state["parameters"])
+    assert torch.equal(update.state.parameters, aggregate(fedavg(), W[:3], valid).state.parameters)
     with pytest.raises(InputError, match="no client model to aggregate"):
         aggregate(fedavg(), W[:3], {1: invalid})

@@ -12,6 +12,7 @@ from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import initial_server
 from fedtilt.methods import COMPONENTS
 from fedtilt.parts import Parts
+from fedtilt.state import ClientState, ServerState
 from fedtilt.training import LocalJob
 from tests.helpers import plain_loop
 
@@ -55,16 +56,16 @@ def test_steps_computed_by_hand(name: str, momentum: float | None, beta: float) 
     given = {} if momentum is None else {"momentum": momentum}
     epsilon = {} if name == "sgd" else {"epsilon": EPSILON}
     settings = TrainSettings(server_optimizer={"rule": name, "lr": LR, **given, **epsilon})
-    server, values = {"parameters": torch.ones(2)}, []
+    server, values = ServerState(torch.ones(2)), []
     for delta in DELTAS:
-        aggregated = server["parameters"] + delta
+        aggregated = server.parameters + delta
         updates = {n: ClientUpdate(aggregated + shift, 10) for n, shift in enumerate((-0.25, 0.25))}
         server = server_update(ft.fedavg(), server, updates, settings).state
-        values.append(server["parameters"].tolist())
+        values.append(server.parameters.tolist())
     expected = by_hand(name, beta)
     torch.testing.assert_close(torch.tensor(values), torch.tensor([[w, w] for w in expected]))
     kept = {"optimizer.momentum"} | ({"optimizer.second_moment"} if name != "sgd" else set())
-    assert server.keys() == {"parameters"} | kept
+    assert server.to_tensors().keys() == {"parameters"} | kept
 
 
 @pytest.mark.parametrize("name", COMPONENTS["optimizer"])
@@ -73,16 +74,17 @@ def test_an_optimizer_of_the_method_is_that_of_the_run(name: str) -> None:
     method = ft.fedavg(optimizer={"rule": name, **settings})
     of_run = TrainSettings(server_optimizer={"rule": name, **settings})
     start = torch.ones(2)
-    servers = [initial_server(method, Parts.plain(start), 2), {"parameters": start}]
+    servers = [initial_server(method, Parts.plain(start), 2), ServerState(start)]
     for delta in DELTAS:
-        updates = {n: ClientUpdate(servers[0]["parameters"] + delta, 10) for n in range(2)}
+        updates = {n: ClientUpdate(servers[0].parameters + delta, 10) for n in range(2)}
         servers[0] = server_update(method, servers[0], updates, TrainSettings()).state
         servers[1] = server_update(ft.fedavg(), servers[1], updates, of_run).state
-    assert servers[0].keys() == servers[1].keys()
-    assert all(torch.equal(servers[0][key], servers[1][key]) for key in servers[0])
+    a, b = (server.to_tensors() for server in servers)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[key], b[key]) for key in a)
     both = server_update(method, servers[0], updates, TrainSettings(server_optimizer={"rule": "sgd", "lr": 3.0})).state
     alone = server_update(method, servers[0], updates, TrainSettings()).state
-    assert torch.equal(both["parameters"], alone["parameters"])  # the method's own comes first
+    assert torch.equal(both.parameters, alone.parameters)  # the method's own comes first
 
 
 def test_a_first_step_of_size_one_without_momentum_is_the_aggregate() -> None:
@@ -98,14 +100,15 @@ def test_a_first_step_of_size_one_without_momentum_is_the_aggregate() -> None:
 def test_server_optimisers_follow_any_aggregation_rule_and_are_kept_by_method() -> None:
     settings = TrainSettings(server_optimizer={"rule": "sgd", "lr": 2.0})
     updates = {n: ClientUpdate(torch.tensor([value]), 1) for n, value in enumerate((1.0, 2.0, 100.0))}
-    state = server_update(ft.fedavg(aggregator="median"), {"parameters": torch.zeros(1)}, updates, settings).state
-    assert state["parameters"].tolist() == [4.0]  # 0 + 2 · (median − 0)
+    state = server_update(ft.fedavg(aggregator="median"), ServerState(torch.zeros(1)), updates, settings).state
+    assert state.parameters.tolist() == [4.0]  # 0 + 2 · (median − 0)
     last = plain_loop.last_round(
         [ft.fedavg(), ft.fedavg(aggregator="median", name="median")], plain_loop.federation(), ft.models.logistic,
         rounds=2, epochs=1, lr=0.05, server_optimizer={"rule": "adam", "lr": 0.01},
     )  # fmt: skip
-    for name in ("optimizer.momentum", "optimizer.second_moment"):
-        assert not torch.equal(last.state.server["fedavg"][name], last.state.server["median"][name])
+    mean, median = (last.state.server[name].slot("optimizer") for name in ("fedavg", "median"))
+    for name in ("momentum", "second_moment"):
+        assert not torch.equal(mean[name], median[name])
 
 
 def test_an_optimizer_of_the_run_that_no_method_takes_is_refused() -> None:
@@ -118,8 +121,11 @@ def test_an_optimizer_of_the_run_that_no_method_takes_is_refused() -> None:
 
 
 def test_what_the_server_keeps_does_not_reach_the_clients_jobs() -> None:
-    server = {"parameters": torch.zeros(3), "optimizer.momentum": torch.ones(3), "audit.distances": torch.ones(3)}
-    jobs = plan(ft.fedavg(), server, {}, parts=Parts.plain(torch.zeros(3)), settings=TrainSettings(), round=1)
+    slots = {"optimizer": {"momentum": torch.ones(3)}, "audit": {"distances": torch.ones(3)}}
+    server = ServerState(torch.zeros(3), slots=slots)
+    jobs = plan(
+        ft.fedavg(), server, ClientState(), parts=Parts.plain(torch.zeros(3)), settings=TrainSettings(), round=1
+    )
     assert isinstance(jobs["shared"], LocalJob)
     tensors = [value for value in vars(jobs["shared"]).values() if isinstance(value, torch.Tensor)]
-    assert all(value is server["parameters"] for value in tensors)
+    assert all(value is server.parameters for value in tensors)

@@ -42,17 +42,17 @@ def test_workers_train_everything_as_this_process_does() -> None:
     }  # fmt: skip
     in_process, forked = (plain_loop.last_round(methods, FED, model, workers=n, **recipe).state for n in (0, 2))
     for method in methods:
-        assert in_process.server[method.name].keys() == {
+        assert in_process.server[method.name].to_tensors().keys() == {
             "parameters", "optimizer.momentum", "optimizer.second_moment",
         }  # fmt: skip
-        for name, tensor in in_process.server[method.name].items():
-            assert torch.equal(tensor, forked.server[method.name][name])
+        for name, tensor in in_process.server[method.name].to_tensors().items():
+            assert torch.equal(tensor, forked.server[method.name].to_tensors()[name])
     assert in_process.client_states.owners() == forked.client_states.owners()
     for owner in in_process.client_states.owners():
-        kept = in_process.client_states.get(owner)
+        kept = in_process.client_states.get(owner).to_tensors()
         assert kept.keys() >= {"local", "buffers"}
         for name, tensor in kept.items():
-            assert torch.equal(tensor, forked.client_states.get(owner)[name])
+            assert torch.equal(tensor, forked.client_states.get(owner).to_tensors()[name])
 
 
 def test_models_of_workers_are_rows_of_one_tensor_which_is_not_copied() -> None:

@@ -132,7 +132,7 @@ def test_models_on_the_nodes_give_the_same_bits_with_a_worker_killed(cluster: Lo
     for r in ft.simulate(METHODS, FED, ft.models.mlp, **SETTINGS, cluster=cluster.address):
         digests.append(digest(r))
         if r.number == 1:
-            kept = r.state.client_states.get(("krum", r.selected[0]), fetch=False)["personal"]
+            kept = r.state.client_states.get(("krum", r.selected[0]), fetch=False).personal
             assert isinstance(kept, RemoteTensor)
             assert len(kept.references) == 2
             os.kill(cluster.workers()[0], signal.SIGKILL)

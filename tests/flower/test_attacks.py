@@ -98,7 +98,7 @@ def test_a_site_that_attacks_over_a_superlink(tmp_path: Path) -> None:
             number = cluster.submit(app, {"out": str(tmp_path / name), "set": settings})
             done = (tmp_path / name / "results.json").exists
             assert cluster.wait_for_run(number, 600, is_done=done) == "finished:completed"
-            models[name] = RunFolder(tmp_path / name / "seed-0").latest().server["fedavg"]["parameters"]
+            models[name] = RunFolder(tmp_path / name / "seed-0").latest().server["fedavg"].parameters
     finally:
         cluster.down()
     assert cluster.running() == []

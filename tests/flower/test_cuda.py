@@ -40,12 +40,12 @@ def test_sites_train_on_the_gpu(model: ModelSource | None, spec: Path, tmp_path:
     )  # fmt: skip
     assert deployed is not None
     torch.testing.assert_close(
-        deployed.server["fedtilt"]["parameters"],
-        simulated.state.server["fedtilt"]["parameters"].cpu(),
+        deployed.server["fedtilt"].parameters,
+        simulated.state.server["fedtilt"].parameters.cpu(),
         rtol=1e-4,
         atol=1e-6,
     )
     for site in (0, 1):
         (path,) = (tmp_path / "state" / str(site)).rglob("round-00002.safetensors")
-        personal = simulated.state.client_states.get(("fedtilt", site))["personal"]
+        personal = simulated.state.client_states.get(("fedtilt", site)).personal
         torch.testing.assert_close(load_file(path)["personal"], personal.cpu(), rtol=1e-4, atol=1e-6)

@@ -20,7 +20,7 @@ def result(home: Path) -> object:
     run = home / "run/seed-0"
     server = RunFolder(run).latest()
     kept = [load_file(path) for path in sorted((home / "state").rglob("round-00003.safetensors"))]
-    tensors = [*server.server.values(), *kept]
+    tensors = [*(state.to_tensors() for state in server.server.values()), *kept]
     values = [{name: tensor.tolist() for name, tensor in named.items()} for named in tensors]
     return server.round, values, (run / "metrics.jsonl").read_text()
 

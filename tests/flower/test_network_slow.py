@@ -144,7 +144,7 @@ def test_a_killed_server_resumes_to_the_simulators_models(tmp_path: Path) -> Non
     torch.testing.assert_close(RunFolder(run / "seed-0").latest().shared, simulated.shared)
     for site in (0, 1):
         kept = load_file(personal_models(cluster, site)["round-00003.safetensors"])
-        torch.testing.assert_close(kept, simulated.client_states.get(("fedtilt", site)))
+        torch.testing.assert_close(kept, simulated.client_states.get(("fedtilt", site)).to_tensors())
 
 
 CANARY = np.float32(0.73918462)
@@ -224,7 +224,7 @@ def test_no_data_and_no_personal_model_is_sent(tmp_path: Path) -> None:
     recorded = bytes(proxy.recorded)
     kept = [load_file(path) for site in (0, 1) for path in personal_models(cluster, site).values()]
     assert len(kept) == 4
-    private = [state[name].numpy() for state in kept for name in ("personal", "audit_p")]
+    private = [state[name].numpy() for state in kept for name in ("personal", "audit.p")]
     assert any((path.parent / "suspects.csv").exists() for path in cluster.home.rglob("report.json"))
     for values in private:
         for pair in values.reshape(-1, 2):  # eight bytes do not occur by chance

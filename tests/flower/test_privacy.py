@@ -23,7 +23,7 @@ SEED = f"{NOISE}\nprivacy.randomness=seed"
 def shared(folder: Path) -> torch.Tensor:
     state = RunFolder(folder / "seed-0").latest()
     assert state is not None
-    return state.server["fedtilt"]["parameters"]
+    return state.server["fedtilt"].parameters
 
 
 def spent(folder: Path) -> dict[int, float]:
@@ -77,7 +77,7 @@ def test_a_site_that_is_missing_counts_as_an_update_of_zero(deployment: Deployme
     one_round = f"{SEED.replace('rounds=3', 'rounds=1').replace('noise=0.5', 'noise=1e-6')}\ntrain.lr=1.0"
     deployment.run(tamper=lose_site_1, set=one_round, quorum=0.5)
     start = RunFolder(tmp_path / "run/seed-0").checkpoints.read(0)
-    update = shared(tmp_path / "run") - start.server["fedtilt"]["parameters"]
+    update = shared(tmp_path / "run") - start.server["fedtilt"].parameters
     assert float(update.norm()) == pytest.approx(0.5, abs=1e-4)  # a clipped update of one of two sites
 
 

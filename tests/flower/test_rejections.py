@@ -68,7 +68,7 @@ def round_one(
     strategy = SiteStrategy(method, PARTS, INFO, settings=settings, policy=policy)
     grid = ThreeNodes()
     strategy.membership.wait_and_join(grid)
-    arrays = encode_model(PARTS, {"parameters": PARTS.initial})
+    arrays = encode_model(PARTS, PARTS.initial)
     messages = {m.metadata.dst_node_id - 100: m for m in strategy.configure_train(1, arrays, ConfigRecord(), grid)}
     replies = {site: train_reply(site, 10 + site, message) for site, message in messages.items()}
     return strategy, messages, replies
@@ -100,7 +100,7 @@ def set_array(value: object) -> Callable[[RecordDict], None]:
 
 
 def set_model(w: Tensor) -> Callable[[RecordDict], None]:
-    return lambda content: content.update(arrays=encode_model(PARTS, {"parameters": w}))
+    return lambda content: content.update(arrays=encode_model(PARTS, w))
 
 
 def npy_bytes(value: np.ndarray, version: tuple[int, int] = (1, 0)) -> bytes:
@@ -182,7 +182,7 @@ def test_arrays_that_flower_sends_are_read() -> None:
     tensors = {name: torch.randn(shape) for name, shape in shapes.items()}
     vector = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
     parts = dataclasses.replace(Parts.plain(vector), trained=shapes)
-    assert torch.equal(decode_model(ArrayRecord(tensors), parts)["parameters"], vector)
+    assert torch.equal(decode_model(ArrayRecord(tensors), parts).parameters, vector)
 
 
 @pytest.mark.parametrize("reason", INVALID)
@@ -215,7 +215,7 @@ def test_a_robust_rule_stays_robust_if_replies_are_missing() -> None:
     strategy, _, replies = round_one(rule)
     set_model(torch.full((P,), 1e30))(replies[1].content)
     arrays, _ = strategy.aggregate_train(1, replies.values())
-    assert equal(arrays, encode_model(PARTS, {"parameters": trained_model(2)}))  # the median of sites 0, 2 and 1
+    assert equal(arrays, encode_model(PARTS, trained_model(2)))  # the median of sites 0, 2 and 1
 
 
 def test_errors_duplicates_unknown_nodes_and_missing_replies() -> None:

@@ -22,7 +22,7 @@ def with_rule(spec: str, rule: str) -> str:
 
 
 def shared(folder: Path) -> torch.Tensor:
-    return RunFolder(folder / "seed-0").latest().server["fedavg"]["parameters"]
+    return RunFolder(folder / "seed-0").latest().server["fedavg"].parameters
 
 
 @pytest.mark.parametrize("rule", RULES, ids=["fltrust", "root_selected"])

@@ -16,7 +16,7 @@ from fedtilt.files import read_json
 from fedtilt.flower import Task
 from fedtilt.flower.membership import MissingSitesError
 from fedtilt.flower.site_data import site_federation, site_summary
-from fedtilt.runs.export import export_model, state_dict
+from fedtilt.runs.export import export_model
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
 from fedtilt.storage.run_folder import RunFolder
@@ -104,10 +104,10 @@ def test_two_sites_with_a_file_each_end_with_the_simulators_models(hospitals: De
     hospitals.run()
     run_spec(load(tmp_path / "data/spec.toml"), tmp_path / "simulated")
     simulated, deployed = (RunFolder(tmp_path / name / "seed-0").latest() for name in ("simulated", "run"))
-    torch.testing.assert_close(*(state.server["fedtilt"]["parameters"] for state in (deployed, simulated)))
+    torch.testing.assert_close(*(state.server["fedtilt"].parameters for state in (deployed, simulated)))
     for site in (0, 1):
         (file,) = (tmp_path / "state" / str(site)).rglob("round-00002.safetensors")
-        torch.testing.assert_close(load_file(file), dict(simulated.client_states.get(("fedtilt", site))))
+        torch.testing.assert_close(load_file(file), simulated.client_states.get(("fedtilt", site)).to_tensors())
     deployed, simulated = (read_json(tmp_path / name / "results.json")["methods"] for name in ("run", "simulated"))
     assert deployed["fedtilt"] == {key: simulated["fedtilt"][key] for key in deployed["fedtilt"]}
 
@@ -119,7 +119,7 @@ def test_groups_of_tables_give_the_simulators_models(tilts: str, tmp_path: Path)
     result = run_spec(load(tmp_path / "data/spec.toml"), tmp_path / "simulated")[0]["fedtilt"]
     assert list(result.groups) == ["ward", "class"]
     simulated, deployed = (RunFolder(tmp_path / name / "seed-0").latest() for name in ("simulated", "run"))
-    torch.testing.assert_close(*(state.server["fedtilt"]["parameters"] for state in (deployed, simulated)))
+    torch.testing.assert_close(*(state.server["fedtilt"].parameters for state in (deployed, simulated)))
     assert server_schema(tmp_path).group == ("ward",)
 
 
@@ -138,7 +138,7 @@ def test_the_schema_is_the_simulators_and_is_kept_everywhere(hospitals: Deployme
     keys = [export_model(tmp_path / name, "fedtilt").metadata.keys() for name in ("run", "simulated")]
     assert keys[0] == keys[1]
     model = ft.models.mlp((len(schema.inputs),), 3, hidden=(8,))
-    model.load_state_dict(state_dict(tmp_path / "run", "fedtilt"))
+    model.load_state_dict(export_model(tmp_path / "run", "fedtilt").tensors)
     new = patients(5, 2).assign(ward="never seen", age=np.nan)
     assert model(ft.data.transform(new, like=tmp_path / "run")).shape == (5, 3)
     assert len(requests(grid, "query.summary")) == 2
@@ -184,7 +184,7 @@ def test_a_resumed_server_uses_the_stored_schema(hospitals: Deployment, tmp_path
         hospitals.run(interrupt)
     assert requests(hospitals.run(), "query.summary") == []
     a, b = (RunFolder(home / "run/seed-0").latest() for home in (tmp_path, tmp_path / "uninterrupted"))
-    assert torch.equal(a.server["fedtilt"]["parameters"], b.server["fedtilt"]["parameters"])
+    assert torch.equal(a.server["fedtilt"].parameters, b.server["fedtilt"].parameters)
     spec = tmp_path / "data/spec.toml"
     for change, message in (
         ('target = "smokes"', "was started with schema.target = diagnosis, and now it is smokes"),
@@ -279,7 +279,7 @@ def test_a_site_may_withhold_its_summary_if_the_projects_schema_is_complete(
     assert requests(grid, "query.summary") == []  # nothing is left to be inferred
     assert server_schema(tmp_path / "other") == agreed
     a, b = (RunFolder(home / "run/seed-0").latest() for home in (tmp_path, tmp_path / "other"))
-    assert torch.equal(a.server["fedtilt"]["parameters"], b.server["fedtilt"]["parameters"])
+    assert torch.equal(a.server["fedtilt"].parameters, b.server["fedtilt"].parameters)
     replace(agreed, classes=("ill", "well")).write(tmp_path / "data/schema.json")
     third = Deployment(hospitals.task, tmp_path / "third")
     with pytest.raises(MissingSitesError, match="site 1 cannot join: has a class, which the schema lacks"):
@@ -425,7 +425,7 @@ def test_numbers_as_targets_give_the_simulators_models_and_scores(declare_classe
     deployment.run(node_config=configs)
     run_spec(load(tmp_path / "data/spec.toml"), tmp_path / "simulated")
     simulated, deployed = (RunFolder(tmp_path / name / "seed-0").latest() for name in ("simulated", "run"))
-    torch.testing.assert_close(*(state.server["fedtilt"]["parameters"] for state in (deployed, simulated)))
+    torch.testing.assert_close(*(state.server["fedtilt"].parameters for state in (deployed, simulated)))
     schema = server_schema(tmp_path)
     assert schema == read_schema(tmp_path / "simulated")
     pooled = ft.data.table(

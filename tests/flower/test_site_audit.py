@@ -29,9 +29,9 @@ def test_sums_are_the_simulators_and_suspects_stay_on_the_site(  # type: ignore[
     for site in (0, 1):
         (path,) = (tmp_path / "state" / str(site)).rglob("round-00002.safetensors")
         kept = simulated.client_states.get(("fedtilt", site))
-        assert "audit_p" in kept
+        assert "p" in kept.slot("audit")
         # the simulator computes the tilts of all clients together, in another order
-        torch.testing.assert_close(read_tensors(path), dict(kept), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(read_tensors(path), kept.to_tensors(), rtol=1e-5, atol=1e-5)
     counts = {}
     for site in (0, 1):
         (path,) = (tmp_path / "state" / str(site)).rglob("suspects.csv")
@@ -53,7 +53,7 @@ def test_sums_are_the_simulators_and_suspects_stay_on_the_site(  # type: ignore[
     assert not list((tmp_path / "run").rglob("suspects.csv"))
     server = RunFolder(tmp_path / "run/seed-0").latest()
     assert server is not None
-    assert not [name for name in server.server["fedtilt"] if name.startswith("audit_")]
+    assert server.server["fedtilt"].slot("audit").keys() == {"distances"}
     text = "".join(path.read_text() for path in (tmp_path / "run").rglob("*.json*"))
     assert "training sample" not in text
     assert '"suspects": {' in text  # the count that site 1 declares
@@ -77,7 +77,7 @@ def test_a_site_with_other_samples_starts_its_audit_again(spec: Path, tmp_path: 
     deployment.run(set="train.audit=true\ntrain.rounds=2")
     (path,) = (tmp_path / "state/0").rglob("round-00002.safetensors")
     state = read_tensors(path)
-    assert (len(state["audit_p"]), int(state["audit_rounds"])) == (50, 1)
+    assert (len(state["audit.p"]), int(state["audit.rounds"])) == (50, 1)
     assert "damage" not in json.loads(next((tmp_path / "state/0").rglob("report.json")).read_text())
 
 

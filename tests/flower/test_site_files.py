@@ -1,6 +1,7 @@
 """What sites keep: the states of the rounds that the server can go back to."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,21 +10,22 @@ import torch
 import fedtilt as ft
 from fedtilt.flower.site_files import DamagedState, SiteStates
 from fedtilt.flower.training_history import TrainingHistory
+from fedtilt.state import ClientState
 
 HISTORY = TrainingHistory("0123456789abcdef")
 
 
-def model(round: int) -> dict[str, torch.Tensor]:
-    return {"personal": torch.full((3,), float(round)), "buffers": torch.full((2,), -float(round))}
+def model(round: int) -> ClientState:
+    return ClientState(personal=torch.full((3,), float(round)), buffers=torch.full((2,), -float(round)))
 
 
 def value(states: SiteStates, base_round: int) -> int:
     """The round whose model is current, as its values say."""
     state = states.current(base_round)
     assert state is not None
-    tensors = state.read(model(0))
-    assert tensors["buffers"].tolist() == [-tensors["personal"][0]] * 2
-    return int(tensors["personal"][0])
+    kept = state.read(model(0))
+    assert kept.buffers.tolist() == [-kept.personal[0]] * 2
+    return int(kept.personal[0])
 
 
 @pytest.fixture
@@ -135,7 +137,7 @@ def test_a_state_of_another_model_is_refused_and_one_that_cannot_be_read_is_not_
     states.save(1, 0, model(1))
     state = states.current(1)
     assert state is not None
-    for other in ({"personal": torch.zeros(3)}, {**model(0), "personal": torch.zeros(4)}):
+    for other in (ClientState(personal=torch.zeros(3)), replace(model(0), personal=torch.zeros(4))):
         with pytest.raises(DamagedState, match=r"is of another model: it has buffers \(2,\) torch.float32, personal"):
             state.read(other)
     states.path(1).unlink()

@@ -64,9 +64,11 @@ def hashes_of(folder: Path) -> dict[str, str]:
     state = RunFolder(seed).latest()
     assert state is not None
     assert state.round == 15
-    kept = {f"server {method}": tensors for method, tensors in state.server.items()}
+    kept = {f"server {method}": server for method, server in state.server.items()}
     kept |= {f"client {m} {n}": state.client_states.get((m, n)) for m, n in state.client_states.owners()}
-    tensors = {f"{owner} {name}": tensor for owner, named in kept.items() for name, tensor in named.items()}
+    tensors = {
+        f"{owner} {name}": tensor for owner, named in kept.items() for name, tensor in named.to_tensors().items()
+    }
     hashes = {key: hashlib.sha256(value.numpy().tobytes()).hexdigest() for key, value in tensors.items()}
     for file in [seed / "metrics.jsonl", *sorted((seed / "counts").iterdir())]:
         hashes[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()

@@ -16,7 +16,7 @@ from fedtilt.config.setting_fields import setting
 from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.server import server_update
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.engine.state import in_slot, initial_server, slot_of, with_slot
+from fedtilt.engine.state import initial_server
 from fedtilt.errors import InputError
 from fedtilt.methods import (
     COMPONENTS,
@@ -45,6 +45,7 @@ from fedtilt.methods.objectives import Tilted as TiltedLosses
 from fedtilt.methods.server_optimizers import Adam, Sgd
 from fedtilt.methods.weightings import Afl, ByLoss, BySamples
 from fedtilt.parts import Parts
+from fedtilt.state import ClientState, ServerState
 
 BUILT_IN = [(kind, rule) for kind, known in COMPONENTS.items() for rule in known]
 MODULE = '''
@@ -128,8 +129,8 @@ def test_a_component_of_the_user_is_named_by_its_module(own: str) -> None:
     assert component_of("aggregator", made.to_table()) == made
     assert pickle.loads(pickle.dumps(made)) == made
     models = {n: ClientUpdate(torch.full((2,), float(n)), 1) for n in range(3)}
-    state = server_update(Method(name="m", aggregator=made), {"parameters": torch.zeros(2)}, models, TrainSettings())
-    assert state.state["parameters"].tolist() == [1.0, 1.0]
+    state = server_update(Method(name="m", aggregator=made), ServerState(torch.zeros(2)), models, TrainSettings())
+    assert state.state.parameters.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -344,17 +345,36 @@ def test_a_changed_method_is_not_the_one_that_the_preset_made() -> None:
 
 
 def test_a_slot_has_what_one_component_remembers() -> None:
-    state = {"parameters": torch.ones(2), "correction.control": torch.zeros(2), "corrections.control": torch.ones(1)}
-    assert list(slot_of(state, "correction")) == ["control"]
-    assert slot_of(state, "weighting") == {}
-    changed = with_slot(state, "correction", {"other": torch.ones(3)})
-    assert sorted(changed) == ["correction.other", "corrections.control", "parameters"]
-    assert changed["parameters"] is state["parameters"]
-    assert "correction.control" in state  # which is as it was
-    assert in_slot("before.0", {"x": torch.ones(1)}).keys() == {"before.0.x"}
-    steps = in_slot("before.1", {"x": torch.ones(1)}) | in_slot("before.10", {"x": torch.zeros(1)})
-    assert slot_of(steps, "before.1") == {"x": torch.ones(1)}
-    assert with_slot(steps, "before.1", {}).keys() == {"before.10.x"}
+    state = ServerState(torch.ones(2), slots={"correction": {"control": torch.zeros(2)}, "corrections": {}})
+    assert list(state.slot("correction")) == ["control"]
+    assert state.slot("weighting") == {}
+    changed = state.with_slots({"correction": {"other": torch.ones(3)}})
+    assert list(changed.to_tensors()) == ["parameters", "correction.other"]
+    assert changed.parameters is state.parameters
+    assert list(state.to_tensors()) == ["parameters", "correction.control"]  # which is as it was
+    assert list(changed.without_slot("correction").to_tensors()) == ["parameters"]
+
+
+def test_a_state_is_what_its_tensors_in_a_file_are() -> None:
+    """Names of slots end at the first dot, but for the steps before the aggregator; names of tensors may have dots."""
+    slots = {"before.1": {"x": torch.ones(1)}, "before.10": {"x": torch.zeros(1)}, "training": {"0.a.b": torch.ones(2)}}
+    server = ServerState(torch.ones(2), torch.zeros(3), slots=slots)
+    client = ClientState(personal=torch.ones(2), slots={"audit": {"p": torch.zeros(2, 3)}})
+    for state in (server, client, ClientState()):
+        tensors = state.to_tensors()
+        again = type(state).from_tensors(tensors)
+        assert {slot: [*found] for slot, found in again.slots.items()} == {
+            s: [*found] for s, found in state.slots.items()
+        }
+        assert again.to_tensors().keys() == tensors.keys()
+        assert all(again.to_tensors()[name] is tensor for name, tensor in tensors.items())
+    assert list(server.to_tensors()) == ["parameters", "buffers", "before.1.x", "before.10.x", "training.0.a.b"]
+    assert ClientState().is_empty
+    assert not client.is_empty
+    with pytest.raises(ValueError, match="'momentum' is no part of a state"):
+        ServerState.from_tensors({"parameters": torch.ones(1), "momentum": torch.ones(1)})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        server.parameters = torch.zeros(2)  # type: ignore[misc]
 
 
 class Counting:
@@ -449,15 +469,16 @@ def test_every_component_of_the_server_keeps_its_own_slot_alone(monkeypatch: pyt
     monkeypatch.setattr(Counting, "seen", {})
     method = counting()
     server = initial_server(method, PARTS, 3)
-    assert server.keys() == {"parameters", *(f"{slot}.count" for slot in SLOTS)}
+    assert server.to_tensors().keys() == {"parameters", *(f"{slot}.count" for slot in SLOTS)}
     for rounds in (1, 2):
-        before = {name: tensor.clone() for name, tensor in server.items()}
+        before = server.map(Tensor.clone).to_tensors()
         after = server_update(method, server, UPDATES, TrainSettings(screen=1e6)).state
-        assert all(torch.equal(server[name], before[name]) for name in server)  # a state is never changed in place
+        # a state is never changed in place
+        assert all(torch.equal(tensor, before[name]) for name, tensor in server.to_tensors().items())
         server = after
-        assert {slot: slot_of(server, slot)["count"].max().item() for slot in SLOTS} == dict.fromkeys(SLOTS, rounds)
+        assert {slot: server.slot(slot)["count"].max().item() for slot in SLOTS} == dict.fromkeys(SLOTS, rounds)
     screening = {f"screening.{name}" for name in ("lengths", "agreement", "suspected")}
-    assert server.keys() == {"parameters", *screening, *(f"{slot}.count" for slot in SLOTS)}
+    assert server.to_tensors().keys() == {"parameters", *screening, *(f"{slot}.count" for slot in SLOTS)}
     assert len(Counting.seen) == len(SLOTS)
     assert all(names == [["count"]] * 2 for names in Counting.seen.values())  # nobody is given another's
 
@@ -466,18 +487,18 @@ def test_what_others_remember_is_neither_seen_nor_restored() -> None:
     """Screening and the audit come before the components of a round, and the optimiser after them."""
     settings = TrainSettings(screen=1e6, audit=True, server_optimizer="adam")
     method = ft.Method(name="m", weighting=Afl(0.5), correction="scaffold")
-    sent = {"correction.control": torch.ones(2)}
-    updates = {n: update._replace(declared={"loss": 1.0 + n}, tensors=sent) for n, update in UPDATES.items()}
+    sent = {"correction": {"control": torch.ones(2)}}
+    updates = {n: update._replace(declared={"loss": 1.0 + n}, sent=sent) for n, update in UPDATES.items()}
     server = initial_server(method, PARTS, 3)
     for rounds in (1, 2, 3):
         server = server_update(method, server, updates, settings, round=rounds).state
-        assert len(server["screening.lengths"]) == rounds
-        assert len(server["audit.distances"]) == 3 * rounds
-        torch.testing.assert_close(server["correction.control"], torch.full((2,), float(rounds)))
-    weights = server["weighting.weights"]
+        assert len(server.slot("screening")["lengths"]) == rounds
+        assert len(server.slot("audit")["distances"]) == 3 * rounds
+        torch.testing.assert_close(server.slot("correction")["control"], torch.full((2,), float(rounds)))
+    weights = server.slot("weighting")["weights"]
     assert weights.sum().item() == pytest.approx(1.0)
     assert weights[2] > weights[1] > weights[0] or weights[2] == 1
-    assert server.keys() == {
+    assert server.to_tensors().keys() == {
         "parameters", "weighting.weights", "correction.control", "optimizer.momentum", "optimizer.second_moment",
         "screening.lengths", "screening.agreement", "screening.suspected", "audit.distances",
     }  # fmt: skip

@@ -143,16 +143,16 @@ def test_one_file_runs_is_killed_resumed_reported_and_deployed(
     assert killed.exitcode == -signal.SIGKILL
     assert fedtilt("resume", "killed", "--quiet").code == 0
     states = [RunFolder(own_files / folder / "seed-0").latest() for folder in ("whole", "killed")]
-    whole, resumed = (state.server["foo"] for state in states)
+    whole, resumed = (state.server["foo"].to_tensors() for state in states)
     assert {*whole} == {*resumed}
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    assert float(states[0].client_states.get(("foo", 2))["training.rounds"]) == 3.0
-    assert "weighting.regret" in states[0].server["foo"]
+    assert float(states[0].client_states.get(("foo", 2)).slot("training")["rounds"]) == 3.0
+    assert "regret" in states[0].server["foo"].slot("weighting")
     assert fedtilt("report", "whole").code == 0
     assert "fedfoo:Foo" in (own_files / "whole/spec.toml").read_text()
     run_loopback(Task(spec=own_files / "spec.toml"), 4, own_files / "deployed")
     deployed = RunFolder(own_files / "deployed/run/seed-0").latest()
-    torch.testing.assert_close(deployed.server["foo"]["parameters"], states[0].server["foo"]["parameters"])
+    torch.testing.assert_close(deployed.server["foo"].parameters, states[0].server["foo"].parameters)
 
 
 @dataclass(frozen=True)
@@ -498,9 +498,9 @@ def test_a_component_sees_its_own_slot_alone() -> None:
     method = ft.methods.scaffold(aggregator=Remembers(), optimizer="adam", name="own")
     *_, last = ft.simulate([method], FED, MODEL, rounds=3, participation=1.0, epochs=1, workers=0)
     server = last.state.server["own"]
-    assert float(server["aggregator.rounds"]) == 3.0
-    assert float(server["correction.control"].norm()) > 0
-    assert float(server["optimizer.momentum"].norm()) > 0
+    assert float(server.slot("aggregator")["rounds"]) == 3.0
+    assert float(server.slot("correction")["control"].norm()) > 0
+    assert float(server.slot("optimizer")["momentum"].norm()) > 0
 
 
 @dataclass(frozen=True)
@@ -525,4 +525,4 @@ def test_one_tensor_under_two_names_is_checkpointed(tmp_path: Path) -> None:
     *_, last = ft.simulate([method], FED, MODEL, **settings, client_states=saved.client_states)
     saved.checkpoint(last.state)
     server = RunFolder(tmp_path).latest().server["own"]
-    assert server["training.first"].tolist() == server["training.second"].tolist() == [2.0, 2.0]
+    assert [tensor.tolist() for tensor in server.slot("training").values()] == [[2.0, 2.0]] * 2

@@ -18,6 +18,7 @@ from fedtilt.methods.aggregators import Mean, Tilted
 from fedtilt.methods.weightings import Equal
 from fedtilt.parts import Parts
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism, sensitivity
+from fedtilt.state import ServerState
 
 SIZE = 200_000
 PRIVACY = ft.Privacy(clip=2.0, noise=1.5, delta=1e-5)
@@ -159,7 +160,7 @@ def test_other_settings_that_are_not_covered() -> None:
     with pytest.raises(ft.InputError, match="delta = 0.01 with 100 clients would allow to publish one of them"):
         mechanism(100, privacy=ft.Privacy(clip=1, noise=1, delta=0.01))
     with pytest.raises(ValueError, match="need each other"):  # noise is never left out in silence
-        server_update(ft.fedavg(), {"parameters": torch.zeros(3)}, {}, TrainSettings(privacy=PRIVACY))
+        server_update(ft.fedavg(), ServerState(torch.zeros(3)), {}, TrainSettings(privacy=PRIVACY))
 
 
 # -- clip, noise, missing clients ------------------------------------------------------------------------------------
@@ -232,9 +233,9 @@ def test_the_server_optimiser_works_on_the_noisy_aggregate() -> None:
     made, received = mechanism(3).for_round(4), torch.tensor([1.0, 2.0, 3.0])
     models = {n: received + torch.tensor([n, 0.0, 1.0]) for n in range(3)}
     updates = {n: ClientUpdate(model, 10 * n) for n, model in models.items()}
-    state = server_update(ft.fedavg(), {"parameters": received}, updates, train, made).state
+    state = server_update(ft.fedavg(), ServerState(received), updates, train, made).state
     step = made.aggregate(ft.fedavg(), received, models) - received
-    torch.testing.assert_close(state["parameters"], received + 0.5 * step)
+    torch.testing.assert_close(state.parameters, received + 0.5 * step)
 
 
 # -- sensitivity -----------------------------------------------------------------------------------------------------

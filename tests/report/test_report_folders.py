@@ -14,8 +14,7 @@ from fedtilt.errors import InputError, InputWarning
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.round_metrics import round_metrics
 from fedtilt.report.figure import styles
-from fedtilt.report.figures import MAX_METHODS, MAX_POINTS, build_figures
-from fedtilt.report.heat_map import MAX_CLIENTS
+from fedtilt.report.figures import MAX_HEAT_CLIENTS, MAX_METHODS, MAX_POINTS, build_figures
 from fedtilt.report.run_reader import read_run
 from fedtilt.report.summary import cautions
 from fedtilt.storage.run_folder import RunFolder
@@ -122,7 +121,7 @@ def test_of_ten_thousand_clients_figures_show_a_sample_and_say_so(tmp_path: Path
     sections = build_figures(run, styles(run.methods))
     sorted_clients, heat_map = sections["clients"][0], sections["classes"][0]
     assert len(sorted_clients.data[0]["x"]) <= MAX_POINTS
-    assert len(heat_map.data[0]["x"]) <= MAX_CLIENTS
+    assert len(heat_map.data[0]["x"]) <= MAX_HEAT_CLIENTS
     assert min(sorted_clients.data[0]["y"]) == pytest.approx(
         run.seed_runs[0].last("fedavg").evaluated.worst_client, abs=1e-3
     )

@@ -44,7 +44,7 @@ def expected_end(values: list[float], patience: int) -> tuple[int, int]:
 
 
 def parameters(result: ft.Result, method: str = "ditto") -> list[torch.Tensor]:
-    return [result[method]._server["parameters"], *(p.detach() for p in result[method].personal(1).parameters())]
+    return [result[method]._server.parameters, *(p.detach() for p in result[method].personal(1).parameters())]
 
 
 def equal(a: ft.Result, b: ft.Result) -> bool:

@@ -148,7 +148,7 @@ def test_the_command_says_who_gains_and_names_the_folder_to_delete(tmp_path: Pat
     ("settings", "message"),
     [
         ({"leave_out": ["9"]}, "client 9 does not exist"),
-        ({"leave_out": "1"}, "is no list of names"),
+        ({"leave_out": "1"}, "leave_out must be a list, got '1'"),
         ({"leave_out": ["0", "1", "2", "3", "4", "5"]}, "leaves no client"),
     ],
 )

@@ -170,7 +170,7 @@ def test_levels_need_groups_in_the_data() -> None:
         ft.run([METHODS[2]], fed, ft.models.mlp, rounds=1)
     methods = [ft.fedtilt(lam=0.0, levels=[("class", 2.0)]), ft.fedtilt(2.0, 0.0, name="tau")]
     result = ft.run(methods, fed, ft.models.mlp, rounds=1, participation=1.0)
-    assert torch.equal(*(result[name]._server["parameters"] for name in ("fedtilt", "tau")))
+    assert torch.equal(*(result[name]._server.parameters for name in ("fedtilt", "tau")))
     assert result["tau"].groups == {}
 
 

@@ -25,10 +25,10 @@ RECIPE = {"rounds": 3, "participation": 0.5, "epochs": 1, "lr": 0.05, "workers":
 
 def states(state: FederationState) -> dict[str, torch.Tensor]:
     """All tensors of a federation by name."""
-    tensors = {f"{method}/{name}": t for method, kept in state.server.items() for name, t in kept.items()}
+    tensors = {f"{method}/{name}": t for method, kept in state.server.items() for name, t in kept.to_tensors().items()}
     for method, client in state.client_states.owners():
         kept = state.client_states.get((method, client))
-        tensors |= {f"{method}/{client}/{name}": t.clone() for name, t in kept.items()}
+        tensors |= {f"{method}/{client}/{name}": t.clone() for name, t in kept.to_tensors().items()}
     return tensors
 
 

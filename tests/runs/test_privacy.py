@@ -89,7 +89,7 @@ def test_the_noise_is_that_of_the_mechanism(federation: ft.Federation) -> None:
     privacy = ft.Privacy(clip=1e3, noise=1e-4, delta=1e-5)
     (private,) = ft.simulate([ft.fedavg()], federation, ft.models.logistic, privacy=privacy, **TRAIN | {"rounds": 1})
     (plain,) = ft.simulate([ft.fedavg()], federation, ft.models.logistic, **TRAIN | {"rounds": 1})
-    noise = private.state.server["fedavg"]["parameters"] - plain.state.server["fedavg"]["parameters"]
+    noise = private.state.server["fedavg"].parameters - plain.state.server["fedavg"].parameters
     deviation = 1e-4 * 1e3 / 3  # of three clients
     assert len(noise) == 650
     assert float(noise.std()) == pytest.approx(deviation, rel=0.1)
@@ -113,7 +113,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(federation: ft.Federation, t
         run("stopped", stop=3)
     run("stopped")
     whole, stopped = (RunFolder(tmp_path / name / "seed-0").latest() for name in ("whole", "stopped"))
-    assert torch.equal(whole.server["fedavg"]["parameters"], stopped.server["fedavg"]["parameters"])  # type: ignore[union-attr]
+    assert torch.equal(whole.server["fedavg"].parameters, stopped.server["fedavg"].parameters)  # type: ignore[union-attr]
 
 
 def test_a_run_cannot_go_on_with_other_noise(federation: ft.Federation, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_secret_noise_differs_from_run_to_run(federation: ft.Federation) -> None
         ]
         for _ in range(2)
     ]
-    assert not torch.equal(parameters[0]["parameters"], parameters[1]["parameters"])
+    assert not torch.equal(parameters[0].parameters, parameters[1].parameters)
 
 
 def test_the_privacy_table_of_a_spec(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_one_mechanism_serves_all_methods(federation: ft.Federation, monkeypatch
     )
     for last in ft.simulate([ft.fedavg(), ft.ditto(0.1)], federation, ft.models.logistic, privacy=PRIVACY, **TRAIN):
         server = last.state.server
-        assert torch.equal(server["fedavg"]["parameters"], server["ditto"]["parameters"])
+        assert torch.equal(server["fedavg"].parameters, server["ditto"].parameters)
     assert rounds == [number for number in range(1, 7) for _ in range(2)]
 
 

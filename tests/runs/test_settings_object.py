@@ -17,7 +17,7 @@ def federation() -> ft.Federation:
 
 def trained(**settings: Any) -> torch.Tensor:
     *_, last = ft.simulate([ft.fedavg()], federation(), ft.models.mlp, **settings)
-    (model,) = [tensors["parameters"] for tensors in last.state.server.values()]
+    (model,) = last.state.shared.values()
     return model
 
 

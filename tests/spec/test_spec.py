@@ -3,15 +3,18 @@
 import importlib.util
 import inspect
 import math
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from fedtilt import spec
-from fedtilt.config.setting_fields import allowed_values, settings_of
-from fedtilt.data import Federation, Outliers
+from fedtilt.config.setting_fields import allowed_values, default_of, settings_of
+from fedtilt.data import Division, Federation, Outliers, load
 from fedtilt.data.tables.settings import OF_TABLE
+from fedtilt.engine.settings import TrainSettings
+from fedtilt.errors import InputError
 from fedtilt.methods import (
     COMPONENTS,
     Local,
@@ -140,16 +143,38 @@ def test_paths_are_relative_to_the_file_and_in_overrides_to_the_working_folder(f
 # Defaults equal those of the library
 
 
-def test_defaults_equal_those_of_the_federation():
-    build = {key: p.default for key, p in inspect.signature(Federation.build).parameters.items()}
-    clients, outliers = spec.ClientsSpec(), Outliers()
-    for key in ("partition", "classes_per_client", "alpha", "max_train", "validation"):
-        assert getattr(clients, key) == build[key]
-    assert build["clients"] is None  # then 100, or the data's own
-    assert clients.count is None
-    assert outliers.kind == build["outliers"]
-    for key in ("rate", "strength", "clients", "redraw", "flip_to"):
-        assert getattr(outliers, key) == build[f"outlier_{key}"]
+def test_the_keys_of_clients_and_outliers_are_the_keywords_of_the_federation():
+    """Each is declared once: name, type, default and meaning."""
+    build = inspect.signature(Federation.build).parameters
+    keywords = {key: field for key, field in settings_of(Division).items() if key != "count"}
+    keywords |= {f"outlier_{key}": field for key, field in settings_of(Outliers).items() if key != "kind"}
+    assert list(build) == ["dataset", "clients", "outliers", "seed", *keywords]
+    for name, field in keywords.items():
+        assert build[name].default == default_of(field)
+        assert f"{name}: {field.metadata['meaning']}" in Federation.build.__doc__
+    assert spec.load("digits").clients == Division(count=20, classes_per_client=2, max_train=60)
+
+
+def test_the_device_and_the_seed_are_those_of_the_training_settings():
+    of_run = {field.name: field for field in fields(TrainSettings)}
+    for key in ("device", "seed"):
+        declared = settings_of(spec.Spec)[key]
+        assert declared.default == of_run[key].default
+        assert declared.metadata == {**of_run[key].metadata, "in_table": True}
+
+
+def test_a_division_is_what_its_keywords_are():
+    data = load("digits")
+    made = Federation.build(data, clients=Division(count=7, partition="dirichlet", max_train=9, validation=0.2), seed=3)
+    same = Federation.build(data, clients=7, partition="dirichlet", max_train=9, validation=0.2, seed=3)
+    for a, b in zip(made.train_index, same.train_index, strict=True):
+        assert a.equal(b)
+    with pytest.raises(
+        InputError, match=r"alpha = 0.1 does not apply to Division\(count=7, .*use Division\(alpha=0.1\)"
+    ):
+        Federation.build(data, clients=Division(count=7), alpha=0.1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'outlier_kind'"):
+        Federation.build(data, outlier_kind="flips")
 
 
 def test_a_method_has_every_setting_of_the_library():

@@ -16,7 +16,8 @@ import fedtilt as ft
 from fedtilt.engine.client_states import FederationState, Owner, StoredState, file_name
 from fedtilt.files import read_json, write_json
 from fedtilt.locks import locked
-from fedtilt.runs.export import state_dict
+from fedtilt.runs.export import export_model
+from fedtilt.state import ServerState
 from fedtilt.storage.run_folder import RunFolder
 from tests.helpers.callbacks import Calls
 from tests.helpers.recipe_model import RecipeModel, other_backbone, other_statistics
@@ -227,10 +228,8 @@ def test_a_changed_environment_is_reported(federation: ft.Federation, copy: Path
 def test_rounds_beyond_five_digits_keep_their_order(tmp_path: Path) -> None:
     run_folder = RunFolder(tmp_path)
     for round in (99_998, 99_999, 100_000):
-        state = FederationState(
-            round, {"fedavg": {"parameters": torch.tensor([float(round)])}}, run_folder.client_states
-        )
-        run_folder.checkpoint(state)
+        server = {"fedavg": ServerState(torch.tensor([float(round)]))}
+        run_folder.checkpoint(FederationState(round, server, run_folder.client_states))
     latest = RunFolder(tmp_path).latest()
     assert latest is not None
     assert (latest.round, latest.shared["fedavg"].item()) == (100_000, 100_000.0)
@@ -255,7 +254,7 @@ def test_an_export_has_tied_parameters_and_buffers(federation: ft.Federation, tm
     result = ft.run(METHODS, federation, Tied, out=tmp_path, **SETTINGS)
     loaded = Tied()
     loaded.scale.zero_()
-    loaded.load_state_dict(state_dict(tmp_path, "ditto"))
+    loaded.load_state_dict(export_model(tmp_path, "ditto").tensors)
     x, _ = federation.test(0)
     assert torch.equal(loaded(x), result["ditto"].shared(x))
 
@@ -417,7 +416,7 @@ def test_damaged_constants_are_written_again(federation: ft.Federation, tmp_path
     content = path.read_bytes()
     flip(path, -1)
     with pytest.raises(ft.InputError, match=r"constants.safetensors was damaged"):
-        state_dict(tmp_path, "ditto")
+        export_model(tmp_path, "ditto")
     ft.run(METHODS, federation, RecipeModel, out=tmp_path, **SETTINGS)
     assert path.read_bytes() == content
 

@@ -35,9 +35,11 @@ def mlp(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
 
 def models(**settings: object) -> dict[str, Tensor]:
     *_, last = ft.simulate(METHODS, FEDERATION, mlp, **(SETTINGS | {"workers": 0} | settings))
-    kept = {f"{m.name} shared": last.state.server[m.name]["parameters"] for m in METHODS}
+    kept = {f"{m.name} shared": last.state.server[m.name].parameters for m in METHODS}
     owners = last.state.client_states.owners()
-    return kept | {f"{m} {n} {k}": t for m, n in owners for k, t in last.state.client_states.get((m, n)).items()}
+    return kept | {
+        f"{m} {n} {k}": t for m, n in owners for k, t in last.state.client_states.get((m, n)).to_tensors().items()
+    }
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -60,7 +62,7 @@ def test_workers_and_a_resumed_run_draw_the_same(transform: object, tmp_path: Pa
     ft.run(METHODS, FEDERATION, mlp, out=folder, **run)
     state = RunFolder(folder / "seed-0").latest()
     assert state is not None
-    assert torch.equal(state.server["fedtilt"]["parameters"], whole["fedtilt shared"])
+    assert torch.equal(state.server["fedtilt"].parameters, whole["fedtilt shared"])
 
 
 def test_another_function_of_the_same_name_is_rejected(tmp_path: Path) -> None:

@@ -53,12 +53,15 @@ def forge(
         if sent is None:
             sent = received + forged_update(attack.kind, own.parameters - received, known, strength, key)
         messages = {  # what components send is forged in the same way
-            name: forged_update(
-                attack.kind, tensor, torch.stack([updates[n].tensors[name] for n in honest]), strength, key
-            )
-            for name, tensor in own.tensors.items()
+            slot: {
+                name: forged_update(
+                    attack.kind, tensor, torch.stack([updates[n].sent[slot][name] for n in honest]), strength, key
+                )
+                for name, tensor in tensors.items()
+            }
+            for slot, tensors in own.sent.items()
         }
-        forged[client] = own._replace(parameters=sent, tensors=messages)
+        forged[client] = own._replace(parameters=sent, sent=messages)
     return forged
 
 

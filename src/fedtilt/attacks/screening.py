@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from fedtilt.math.gram_solvers import geometric_median_weights
-from fedtilt.parts import Tensors
+from fedtilt.state import ServerState, Slot
 
 if TYPE_CHECKING:
     from fedtilt.engine.client import ClientUpdate
@@ -75,25 +75,24 @@ def tolerated_count(bad_shares: Sequence[float], selected: int) -> int:
 
 
 def screen(
-    server: Tensors, updates: Mapping[int, ClientUpdate], k: float, slot: Tensors, *, clients: int | None = None,
+    server: ServerState, updates: Mapping[int, ClientUpdate], k: float, *, clients: int | None = None,
     bad: int | None = None, trusted: Sequence[str] = (), tolerated: int = 0,
 ) -> Screened:  # fmt: skip
     """Reject or bound what stands out.
 
     Args:
-        server: the state of the server: `parameters`, and `buffers` if they are averaged
+        server: the state of the server, with what was remembered in its slot "screening"
         updates: client → its update, all finite
         k: how many times longer than the median a vector may be
-        slot: what was remembered; empty in the first round
         clients: how many there are; None: up to the last of these
         bad: how many may be rejected; None: less than a third
-        trusted: names of tensors that are not screened
+        trusted: slots whose messages are not screened
         tolerated: how many bad updates the rule that follows tolerates; if fewer are rejected, none is clipped
     """
     names = sorted(updates)
     bad = min(bad if bad is not None else tolerated_count((), len(names)), max(0, len(names) - 2))
     state = _Round(names, k, bad, dict(updates))
-    received = server["parameters"].double()
+    received, slot = server.parameters.double(), server.slot("screening")
     # float64: the square of 3e38 is beyond float32
     steps = torch.stack([updates[client].parameters.double() - received for client in names])  # (C, S)
     earlier = slot.get("lengths", torch.zeros(0)).double().cpu()
@@ -105,11 +104,11 @@ def screen(
     agreement, suspected = _agreement(slot, names, steps)
     state.suspects = {n: float(agreement[n, 0] / agreement[n, 1]) for n in names if suspected[n]}
     _screen_buffers(state, server, updates)
-    for tensor in sorted({name for u in updates.values() for name in u.tensors if name not in trusted}):
-        sent = torch.stack([updates[client].tensors[tensor].double() for client in names])
-        by_distance = sent[0].shape == received.shape
-        sent, _ = state.bound(f"{tensor.partition('.')[2]!r}", sent, by_distance=by_distance)
-        state.replace(tensor, sent)
+    messages = {(of_slot, name) for u in updates.values() for of_slot, sent in u.sent.items() for name in sent}
+    for of_slot, name in sorted(message for message in messages if message[0] not in trusted):
+        sent = torch.stack([updates[client].sent[of_slot][name].double() for client in names])
+        sent, _ = state.bound(repr(name), sent, by_distance=sent[0].shape == received.shape)
+        state.replace(name, sent, of_slot)
     steps, lengths = state.bound("an update", steps, earlier, by_distance=True)
     rejected = state.rejected()
     if len(rejected) >= tolerated:
@@ -192,18 +191,18 @@ class _Round:
         self.bounded[client].append(reason)
         self._changed.append(client)
 
-    def replace(self, name: str, vectors: Tensor) -> None:
-        """Put the vectors that the last `bound` changed into the updates."""
+    def replace(self, name: str, vectors: Tensor, slot: str | None = None) -> None:
+        """Put the vectors that the last `bound` changed into the updates, or into what they have in a slot."""
         for client, vector in zip(self._clients, vectors, strict=True):
             if client not in self._changed:
                 continue
             self.bounded[client][-1] += ": clipped"
             update = self.updates[client]
-            if name in ("parameters", "buffers"):
+            if slot is None:
                 self.updates[client] = update._replace(**{name: vector.to(getattr(update, name).dtype)})
             else:
-                sent = {**update.tensors, name: vector.to(update.tensors[name].dtype)}
-                self.updates[client] = update._replace(tensors=sent)
+                tensors = {**update.sent[slot], name: vector.to(update.sent[slot][name].dtype)}
+                self.updates[client] = update._replace(sent={**update.sent, slot: tensors})
 
     def rejected(self) -> dict[int, str]:
         """The clients that stand out most, at most as many as may be bad, and why."""
@@ -243,7 +242,7 @@ class _Round:
         return found
 
 
-def _agreement(slot: Tensors, clients: list[int], steps: Tensor) -> tuple[Tensor, Tensor]:
+def _agreement(slot: Slot, clients: list[int], steps: Tensor) -> tuple[Tensor, Tensor]:
     """The agreement (N, 3) of all clients with the others after this round, and who is suspected, (N,)."""
     agreement, suspected = slot["agreement"].double().cpu().clone(), slot["suspected"].cpu().clone()
     if len(clients) < 3:
@@ -265,12 +264,12 @@ def _agreement(slot: Tensors, clients: list[int], steps: Tensor) -> tuple[Tensor
     return agreement, suspected
 
 
-def _screen_buffers(state: _Round, server: Tensors, updates: Mapping[int, ClientUpdate]) -> None:
+def _screen_buffers(state: _Round, server: ServerState, updates: Mapping[int, ClientUpdate]) -> None:
     """Bound the changes of averaged buffers: those of statistics, and those of counters."""
     sent = [buffers for _, u in sorted(updates.items()) if (buffers := u.buffers) is not None]
-    if "buffers" not in server or len(sent) < 3:
+    if server.buffers is None or len(sent) < 3:
         return
-    received, values = server["buffers"].double(), torch.stack([buffers.double() for buffers in sent])  # (C, B)
+    received, values = server.buffers.double(), torch.stack([buffers.double() for buffers in sent])  # (C, B)
     counters = (values == values.round()).double().mean(0) > 0.5  # whole at most clients
     for part, what in ((counters, "counters"), (~counters, "statistics")):
         if part.any():

@@ -6,12 +6,12 @@ method has them, says how the label is learnt: its loss, the weight that the til
 the label minus the largest other one (Pleiss et al., "Identifying Mislabeled Data using the Area Under the Margin
 Ranking", NeurIPS 2020, arXiv 2001.10528).
 
-The sums are part of the client's state, and so stay with it, are checkpointed and resumed. They need
+The sums are the slot `audit` of the client's state, and so stay with it, are checkpointed and resumed. They need
 4 · (classes + 5) bytes per sample and method, however many rounds there are:
 
-audit_p        (n, K)  sum of the probabilities of the received model, the r-th times r: later models are better
-audit_learnt   (n, 5)  sums of loss, weight and margin of the client's model, then its first and its last margin
-audit_rounds   ()      how many rounds were summed
+p        (n, K)  sum of the probabilities of the received model, the r-th times r: later models are better
+learnt   (n, 5)  sums of loss, weight and margin of the client's model, then its first and its last margin
+rounds   ()      how many rounds were summed
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,15 +25,13 @@ from fedtilt.data.inputs import Inputs, concatenate, split
 from fedtilt.errors import InputError
 from fedtilt.math.tilt import nested_tilt_grad
 from fedtilt.models import copy_with_parameters, logits, parameters_to_vector, vector_to_parameters
-from fedtilt.parts import Parts, Tensors, vector_to_buffers
+from fedtilt.parts import Parts, vector_to_buffers
+from fedtilt.state import ClientState, Slot
 from fedtilt.training import LocalJob, Trained
 from fedtilt.training.precision import fp32_deterministic
 
 _SAMPLES = 4096  # at a time, in a forward pass and of clients together
 _LEAST_P = 1e-6  # a probability below it is no more evidence
-
-
-NAMES = ("audit_p", "audit_learnt", "audit_rounds")
 
 
 class Learnt(NamedTuple):
@@ -54,14 +52,14 @@ class Collected(NamedTuple):
     rounds: int
 
     @classmethod
-    def of(cls, client_state: Tensors) -> "Collected | None":
+    def of(cls, client_state: ClientState) -> "Collected | None":
         """From a client's state; None if nothing was collected."""
-        if "audit_p" not in client_state:
+        if not (sums := client_state.slot("audit")):
             return None
-        rounds = int(client_state["audit_rounds"])
-        loss, weight, margin, first, last = client_state["audit_learnt"].double().unbind(1)
+        rounds = int(sums["rounds"])
+        loss, weight, margin, first, last = sums["learnt"].double().unbind(1)
         learnt = Learnt(loss / rounds, weight / rounds, margin / rounds, first, last)
-        p = client_state["audit_p"].double() / (rounds * (rounds + 1) / 2)
+        p = sums["p"].double() / (rounds * (rounds + 1) / 2)
         return cls(p.clamp_min(_LEAST_P).log(), learnt, rounds)
 
 
@@ -70,7 +68,7 @@ class ClientRound(NamedTuple):
 
     plans: Mapping[str, Mapping[str, LocalJob]]
     trained: Mapping[str, Mapping[str, Trained]]
-    kept: Mapping[str, Tensors]  # before this round, by method
+    kept: Mapping[str, ClientState]  # before this round, by method
     x: Inputs
     y: Tensor
     groups: Mapping[str, Tensor]  # of its samples, by the column of groups
@@ -125,7 +123,7 @@ class Collector:
                 learnt = _learnt(outputs, jobs[used], y, clients)
                 parts = zip(received[key].cpu().split(sizes), learnt.cpu().split(sizes), clients, sums, strict=True)
                 for p, client_learnt, client, client_sums in parts:
-                    client_sums[method] = _add(client.kept[method], p, client_learnt)
+                    client_sums[method] = _add(client.kept[method].slot("audit"), p, client_learnt)
         return sums
 
     def _outputs(self, models: Sequence[tuple[Tensor, Tensor | None]], clients: Sequence[ClientRound]) -> Tensor:
@@ -169,18 +167,18 @@ def _learnt(outputs: Tensor, job: LocalJob, y: Tensor, clients: Sequence[ClientR
     return torch.stack([losses, weights, margins(outputs, y)], 1)
 
 
-def _add(before: Tensors, p: Tensor, learnt: Tensor) -> dict[str, Tensor]:
+def _add(before: Slot, p: Tensor, learnt: Tensor) -> dict[str, Tensor]:
     """The sums with one more round; `p` and `learnt` may be views."""
-    if "audit_p" not in before:
+    if not before:
         margin = learnt[:, 2:]
         rounds = torch.ones((), dtype=torch.int64)
-        return {"audit_p": p.clone(), "audit_learnt": torch.cat([learnt, margin, margin], 1), "audit_rounds": rounds}
-    if before["audit_p"].shape != p.shape:
+        return {"p": p.clone(), "learnt": torch.cat([learnt, margin, margin], 1), "rounds": rounds}
+    if before["p"].shape != p.shape:
         raise InputError(
-            f"the audit has {len(before['audit_p'])} samples of this client, and now it has {len(p)}; "
+            f"the audit has {len(before['p'])} samples of this client, and now it has {len(p)}; "
             "its data was changed since the run was started: restore it, or start a new run"
         )
-    rounds = before["audit_rounds"].cpu() + 1
-    earlier = before["audit_learnt"].cpu()
+    rounds = before["rounds"].cpu() + 1
+    earlier = before["learnt"].cpu()
     sums = torch.cat([earlier[:, :3] + learnt, earlier[:, 3:4], learnt[:, 2:]], 1)
-    return {"audit_p": before["audit_p"].cpu().add(p, alpha=int(rounds)), "audit_learnt": sums, "audit_rounds": rounds}
+    return {"p": before["p"].cpu().add(p, alpha=int(rounds)), "learnt": sums, "rounds": rounds}

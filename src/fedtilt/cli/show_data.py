@@ -17,6 +17,7 @@ from fedtilt.data.tables.describe import ColumnDescription, describe_columns, de
 from fedtilt.data.tables.rows import describe_split
 from fedtilt.data.tables.table import Table
 from fedtilt.data.targets import RANGE
+from fedtilt.text_tables import first_names
 
 
 def show_table(console: Console, opened: Table, *, test_share: float | None = None, seed: int = 0) -> Dataset | None:
@@ -108,8 +109,7 @@ def warnings_of(dataset: Dataset) -> Sequence[str]:
 
 
 def _counted(head: str, names: Sequence[str], counts: Sequence[int], limit: int = 12) -> Text:
-    shown = ", ".join(f"{name} {count:,}" for name, count in list(zip(names, counts, strict=True))[:limit])
-    return Text(head + shown + (f" and {len(names) - limit:,} more" if len(names) > limit else ""))
+    return Text(head + first_names([f"{name} {count:,}" for name, count in zip(names, counts, strict=True)], limit))
 
 
 def _column_table(descriptions: Sequence[ColumnDescription]) -> RichTable:

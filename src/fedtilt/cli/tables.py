@@ -14,8 +14,7 @@ from fedtilt.report.compare import Cell, GroupTable, Metric, Worst, comparison_c
 from fedtilt.report.run_reader import Run
 from fedtilt.report.summary import attack_text, certificates, fairness_beyond_chance, worst_score
 from fedtilt.report.tables import format_mean_std
-
-_MAX_NAMES = 5  # in a list of clients
+from fedtilt.text_tables import first_names
 
 
 def comparison_table(run: Run, width: int) -> Group:
@@ -174,7 +173,7 @@ def group_legend(run: Run) -> Table:
         {
             "group": f"{score.unit or score.title} of its test samples at all clients",
             "spread": "std over groups; lower is fairer",
-            "in clients": "over a client's own groups; mean over clients",
+            "in clients": "over a client's own groups (a spread of 0 if it has one); mean over clients",
         }
     )
 
@@ -194,8 +193,7 @@ def _clients_without_test_data(run: Run) -> str:
         for client, name in enumerate(seed_run.client_names)
         if not seed_run.total[client].any() and client not in seed_run.attackers
     ]
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return f"clients without test data: {'; '.join(names[:_MAX_NAMES])}{more}" if names else ""
+    return f"clients without test data: {first_names(names, 5, '; ')}" if names else ""
 
 
 def best_methods(summaries: Mapping[str, RoundMetrics], count: int) -> dict[str, RoundMetrics]:

@@ -74,6 +74,6 @@ class RemoteTensor(Tensor):
         return func(*fetched_args, **fetched_kwargs)
 
 
-def fetched(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, all of them in this process."""
-    return {name: t.fetch() if isinstance(t, RemoteTensor) else t for name, t in tensors.items()}
+def fetched(tensor: Tensor) -> Tensor:
+    """The same tensor in this process."""
+    return tensor.fetch() if isinstance(tensor, RemoteTensor) else tensor

@@ -65,6 +65,12 @@ def settings_of(table: Any) -> dict[str, Field[Any]]:
     return {each.name: each for each in fields(table) if each.metadata.get("in_table")}
 
 
+def setting_of(table: Any, name: str) -> Any:
+    """A setting that another dataclass declares, as a key of this one."""
+    (declared,) = (each for each in fields(table) if each.name == name)
+    return field(default=declared.default, metadata={**declared.metadata, "in_table": True})
+
+
 def default_of(field: Field[Any]) -> Any:
     """The default of a setting; REQUIRED: it has none."""
     return field.default if field.default_factory is MISSING else field.default_factory()
@@ -241,20 +247,27 @@ def documented(table: type[Class]) -> type[Class]:
     return table
 
 
-def takes_settings(table: type) -> Callable[[Function], Function]:
-    """List a dataclass' settings, in place of the keyword arguments, in a function's signature and docstring."""
+def takes_settings(table: type, *, without: Iterable[str] = (), prefix: str = "") -> Callable[[Function], Function]:
+    """List a dataclass' settings, in place of the keyword arguments, in a function's signature and docstring.
+
+    They stand at the end of its `Args`, without those named; the keyword of each has the prefix.
+    """
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
         parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         types = get_type_hints(table)
+        listed = {f"{prefix}{each.name}": each for each in fields(table) if each.name not in without}
         added = [
-            inspect.Parameter(s.name, inspect.Parameter.KEYWORD_ONLY, default=default_of(s), annotation=types[s.name])
-            for s in fields(table)
+            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default_of(s), annotation=types[s.name])
+            for key, s in listed.items()
         ]
-        lines = "".join(f"        {s.name}: {s.metadata['meaning']}\n" for s in fields(table))
+        text = (function.__doc__ or "").rstrip()
+        last = text.rpartition("\n")[2]
+        indent = " " * (len(last) - len(last.lstrip()))
+        lines = "".join(f"{indent}{key}: {s.metadata['meaning']}\n" for key, s in listed.items())
         function.__signature__ = signature.replace(parameters=[*parameters, *added])  # type: ignore[attr-defined]
-        function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n{lines}    "
+        function.__doc__ = f"{text}\n{lines}    "
         return function
 
     return decorate

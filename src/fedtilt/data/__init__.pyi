@@ -1,6 +1,7 @@
 """The public names of fedtilt.data."""
 
 from fedtilt.data.dataset import Dataset as Dataset
+from fedtilt.data.division import Division as Division
 from fedtilt.data.federation import Federation as Federation
 from fedtilt.data.outliers import Outliers as Outliers
 from fedtilt.data.published.catalog import find_folder as find_folder

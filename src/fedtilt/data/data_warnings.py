@@ -14,9 +14,11 @@ from fedtilt.data.inputs import Inputs, named_tensors
 from fedtilt.data.tables.text_values import MISSING_WORDS, UNKNOWN_WORDS
 from fedtilt.data.targets import IGNORED, TokenTarget
 from fedtilt.errors import InputWarning
+from fedtilt.text_tables import first_names
 
 _FEW_SAMPLES = 10
 _IMBALANCE = 20  # times as many samples of one class as of another
+_TARGETS_OF_COPIES = 0.95  # of pairs with equal inputs, the share that has equal targets
 
 
 def warn(texts: Iterable[str]) -> None:
@@ -47,13 +49,11 @@ def dataset_warnings(data: Dataset) -> list[str]:
                 f"images of shape {tuple(shape)} look like (height, width, channels) and are read as {channels} "
                 "channels; x.permute(0, 3, 1, 2) moves the channels first"
             )
-    if not data.image:
-        copies = int(np.isin(_hashes(data.x_test), _hashes(data.x_train)).sum())
-        if copies:
-            found.append(
-                f"{copies:,} of {len(data.y_test):,} test samples are copies of training samples, which flatter "
-                "every figure: remove duplicates, or keep them on one side (split_group)"
-            )
+    if not data.image and (copies := _copies(data)):
+        found.append(
+            f"{copies:,} of {len(data.y_test):,} test samples are copies of training samples, which flatter every "
+            "figure: remove duplicates, or keep them on one side (split_group)"
+        )
     return found
 
 
@@ -131,11 +131,12 @@ def group_warnings(
             if len(rows)
         ]
         if missing:
-            found.append(f"no training sample {_first(missing)}; a client's tilts are over the groups it has")
+            found.append(f"no training sample {first_names(missing, 3)}; a client's tilts are over the groups it has")
         counts = torch.bincount(test, minlength=len(names)).tolist()
         few = [f"{name!r} ({n})" for name, n in zip(names, counts, strict=True) if n < _FEW_SAMPLES]
         if few:
-            found.append(f"{column} {_first(few)}: fewer than {_FEW_SAMPLES} test samples, so their figures say little")
+            shown = first_names(few, 3)
+            found.append(f"{column} {shown}: fewer than {_FEW_SAMPLES} test samples, so their figures say little")
     return found
 
 
@@ -145,19 +146,13 @@ def client_warnings(client_names: Sequence[str], train_index: Sequence[Tensor], 
     clients = list(zip(client_names, train_index, strict=True))
     few = [f"{name!r} ({len(rows)})" for name, rows in clients if 0 < len(rows) < _FEW_SAMPLES]
     if few:
-        many = len(few) > 1
-        found.append(
-            f"client{'s' * many} {_first(few)} {'have' if many else 'has'} fewer than {_FEW_SAMPLES} training samples"
-        )
+        who = f"client {few[0]} has" if len(few) == 1 else f"clients {first_names(few, 3)} have"
+        found.append(f"{who} fewer than {_FEW_SAMPLES} training samples")
     if weights is not None:
         empty = [repr(name) for name, rows in clients if len(rows) and not weights[rows].any()]
         if empty:
-            found.append(f"every training sample of {_first(empty)} has weight 0, so nothing is learnt from it")
+            found.append(f"every training sample of {first_names(empty, 3)} has weight 0, so nothing is learnt from it")
     return found
-
-
-def _first(texts: Sequence[str]) -> str:
-    return ", ".join(texts[:3]) + (f" and {len(texts) - 3:,} more" if len(texts) > 3 else "")
 
 
 def last_function(outputs: Tensor) -> str | None:
@@ -172,8 +167,28 @@ def last_function(outputs: Tensor) -> str | None:
 
 
 def _classes(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    shown = first_names(list(map(repr, names)), 5)
     return f"class {shown} has" if len(names) == 1 else f"classes {shown} have"
+
+
+def _copies(data: Dataset) -> int:
+    """How many test samples have the inputs of training samples; 0 if these are others with equal inputs.
+
+    People of one age and sex have equal inputs, and their targets differ; those of copies do not.
+    """
+    (train, with_target), (test, test_with_target) = (
+        (_hashes(x), _hashes({**named_tensors(x, "x"), "its target": y}))
+        for x, y in ((data.x_train, data.y_train), (data.x_test, data.y_test))
+    )
+    found = np.isin(test, train)
+    same_inputs, same_target = _counts(test[found], train), _counts(test_with_target[found], with_target)
+    return int(found.sum()) if found.any() and (same_target / same_inputs).mean() >= _TARGETS_OF_COPIES else 0
+
+
+def _counts(values: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """How often each value occurs among others."""
+    ordered = np.sort(among)
+    return np.searchsorted(ordered, values, "right") - np.searchsorted(ordered, values, "left")
 
 
 def _hashes(x: Inputs, rows: int = 1 << 16) -> np.ndarray:

@@ -7,13 +7,15 @@ from functools import cached_property
 from typing import Any, Self
 
 from fedtilt import checks
+from fedtilt.config.setting_fields import settings_of, takes_settings
 from fedtilt.data.client_data import ClientData, classes_by_client, client_sizes
 from fedtilt.data.data_warnings import client_warnings, dataset_warnings, group_warnings, warn
 from fedtilt.data.dataset import Dataset
+from fedtilt.data.division import CLASSES_PER_CLIENT, Division, resolve_clients, resolve_division
 from fedtilt.data.groups import check_two_values, in_words
 from fedtilt.data.naming import client_number
 from fedtilt.data.outliers import Outliers, check_outliers, resolve_flip_map, resolve_outliers
-from fedtilt.data.partition import ONLY_WITH, choose_clients_with_outliers, divide, resolve_clients, split_validation
+from fedtilt.data.partition import choose_clients_with_outliers, divide, split_validation
 from fedtilt.errors import InputError
 from fedtilt.text_tables import html_table
 
@@ -29,87 +31,59 @@ class Federation(ClientData):
     """
 
     @classmethod
+    @takes_settings(Outliers, without=("kind",), prefix="outlier_")
+    @takes_settings(Division, without=("count",))
     def build(
         cls,
         dataset: Dataset,
         *,
-        clients: int | None = None,
-        partition: str | None = None,
-        classes_per_client: int | None = None,
-        alpha: float = 0.5,
+        clients: int | Division | None = None,
         outliers: str | Outliers = "none",
-        outlier_rate: float = 0.3,
-        outlier_strength: float | None = None,
-        outlier_clients: float = 1.0,
-        outlier_redraw: str = "round",
-        outlier_flip_to: str | None = None,
-        outlier_pairs: Mapping[str, str] | None = None,
-        validation: float = 0.0,
-        validation_outliers: bool = False,
-        max_train: int | None = None,
-        leave_out: Sequence[str] = (),
         seed: int = 0,
+        **keywords: Any,
     ) -> Self:
         """Divide a data set among clients.
-
-        Args:
-            dataset: the data, from `ft.data.load`, `ft.data.table` or `ft.data.Dataset`
-            clients: the number of clients; default: the data's own with partition 'column', else 100
-            partition: 'classes' (a few classes each), 'dirichlet' (unequal shares of every class), 'iid' (shuffled and
-                split evenly) or 'column' (the data's own clients); default: 'column' if the data has clients of its
-                own, else 'classes'
-            classes_per_client: the number of classes of each client, with partition 'classes'; default: 2
-            alpha: how equal the shares are, with partition 'dirichlet'; small is unequal
-            outliers: the kind of outliers in the training data, 'none', 'corruptions', 'gaussian' or 'flips', or an
-                `ft.data.Outliers`
-            outlier_rate: the probability that a sample is an outlier
-            outlier_strength: the share of pixels (corruptions) or the standard deviation (gaussian)
-            outlier_clients: the share of clients that have outliers
-            outlier_redraw: 'round' (drawn anew in every round) or 'once' (the same in every round)
-            outlier_flip_to: where labels flip to: 'client' (another class of the client), 'any' (another class),
-                'nearest' (the class with the nearest mean) or 'pairs'; default: 'pairs' if given, else 'client'
-            outlier_pairs: class → the class that it flips to, by name; classes without a pair do not flip
-            validation: the share of each client's training samples used for validation, with the classes in proportion
-            validation_outliers: whether validation data has outliers too, drawn once, and the labels of annotators;
-                otherwise it is clean
-            max_train: the largest number of training samples per client; default: all
-            leave_out: names of clients that are not part of the federation; the others have the samples and the random
-                numbers that they have with them
-            seed: the seed of the partition and of the choice of clients with outliers
 
         >>> from fedtilt.data import load
         >>> Federation.build(load("toy-2"))
         Federation('toy-2': 2 clients, 400 training samples, 2 classes, outliers none)
+
+        Args:
+            dataset: the data, from `ft.data.load`, `ft.data.table` or `ft.data.Dataset`
+            clients: the number of clients, or an `ft.data.Division`; default: the data's own with partition "column",
+                else 100
+            outliers: the kind of outliers in the training data, 'none', 'corruptions', 'gaussian' or 'flips', or an
+                `ft.data.Outliers`
+            seed: the seed of the partition and of the choice of clients with outliers
+            **keywords: the settings of the division and of the outliers:
         """
         _check_dataset(dataset)
         check_two_values(dataset.groups, dataset.name)
-        outliers = resolve_outliers(
-            outliers, rate=outlier_rate, strength=outlier_strength, clients=outlier_clients, redraw=outlier_redraw,
-            flip_to=outlier_flip_to, pairs=outlier_pairs,
-        )  # fmt: skip
-        partition, clients = resolve_clients(dataset, partition, clients)
+        settings = {key: keywords.pop(key) for key in settings_of(Division) if key != "count" and key in keywords}
+        division = resolve_division(clients, settings)
+        prefixed = {key: f"outlier_{key}" for key in settings_of(Outliers) if key != "kind"}
+        of_outliers = {key: keywords.pop(name) for key, name in prefixed.items() if name in keywords}
+        outliers = resolve_outliers(outliers, **of_outliers)
+        for key in keywords:
+            raise TypeError(f"Federation.build() got an unexpected keyword argument {key!r}")
+        partition, count = resolve_clients(dataset, division)
         seed = checks.whole(seed, "seed")
-        if classes_per_client is not None:
-            classes_per_client = checks.whole(classes_per_client, "classes_per_client")
-        alpha, validation = checks.number(alpha, "alpha"), checks.number(validation, "validation")
-        max_train = None if max_train is None else checks.whole(max_train, "max_train")
         check_outliers(outliers, dataset)
-        given = {
-            "partition": partition, "classes_per_client": classes_per_client, "alpha": alpha, "outliers": outliers.kind,
-            "validation": validation, "validation_outliers": validation_outliers,
-        }  # fmt: skip
-        if dataset.noisy_train is not None and validation > 0:
-            given["validation_outliers"] = False  # it has an effect: the labels of annotators
-        checks.check_used(given, {key: p.default for key, p in _PARAMETERS.items()}, ONLY_WITH)
-        if not 0 <= validation < 1:
-            raise InputError(f"validation = {validation} is not a share; choose a number ≥ 0 and < 1")
-        if max_train is not None and max_train < 1:
-            raise InputError(f"max_train = {max_train} leaves no training data; choose 1 or more, or leave it out")
-        leave_out = _check_leave_out(leave_out, dataset, outliers)
-        per_client = 2 if classes_per_client is None else classes_per_client
-        indices, names = divide(dataset, partition, clients, per_client, alpha, seed, leave_out)
+        division.check_used(partition, outliers, noisy_labels=dataset.noisy_train is not None)
+        _check_leave_out(division.leave_out, dataset, outliers)
+        indices, names = divide(
+            dataset,
+            partition,
+            count,
+            division.classes_per_client or CLASSES_PER_CLIENT,
+            division.alpha,
+            seed,
+            division.leave_out,
+        )
         labels = dataset.labels("train")
-        train_index, validation_index = split_validation(labels, indices.train, max_train, validation, seed)
+        train_index, validation_index = split_validation(
+            labels, indices.train, division.max_train, division.validation, seed
+        )
         federation = cls(
             dataset=dataset,
             outliers=outliers,
@@ -120,9 +94,9 @@ class Federation(ClientData):
             client_classes=classes_by_client(labels, train_index, dataset.classes),
             has_outliers=choose_clients_with_outliers(outliers, len(names), seed),
             seed=seed,
-            validation_outliers=bool(validation_outliers),
+            validation_outliers=division.validation_outliers,
             flip_map=resolve_flip_map(outliers, dataset),
-            left_out=tuple(sorted(client_number(name, names) for name in leave_out)),
+            left_out=tuple(sorted(client_number(name, names) for name in division.leave_out)),
         )
         warn(federation.warnings)
         return federation
@@ -235,10 +209,8 @@ def _check_dataset(dataset: object) -> None:
         )
 
 
-def _check_leave_out(names: Sequence[str], dataset: Dataset, outliers: Outliers) -> tuple[str, ...]:
-    """The names; raises InputError where a client has changed what the others have."""
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise InputError(f"leave_out = {names!r} is no list of names of clients, such as ['north']")
+def _check_leave_out(names: Sequence[str], dataset: Dataset, outliers: Outliers) -> None:
+    """Raise InputError where a client that is left out has changed what the others have."""
     if names and outliers.flip_to == "nearest":
         raise InputError("outlier_flip_to = 'nearest' depends on the samples of all clients; with leave_out, use pairs")
     if dataset.schema is not None and dataset.client_names is not None and dataset.client_train is not None:
@@ -248,10 +220,8 @@ def _check_leave_out(names: Sequence[str], dataset: Dataset, outliers: Outliers)
                     f"the means and categories of {dataset.name!r} are also those of rows of {name!r}; give leave_out "
                     "to ft.data.table too"
                 )
-    return tuple(names)
 
 
-_PARAMETERS = inspect.signature(Federation.build).parameters
-_NOT_ABOUT_DIVISION = set(_PARAMETERS) - {
+_NOT_ABOUT_DIVISION = set(inspect.signature(Federation.build).parameters) - {
     "dataset", "clients", "partition", "classes_per_client", "alpha", "seed"
 }  # fmt: skip

@@ -15,8 +15,8 @@ from pathlib import Path
 from fedtilt.checks import whole
 from fedtilt.errors import InputError
 from fedtilt.files import reading
+from fedtilt.text_tables import first_names
 
-_MAX_NAMES = 10  # in a message
 _WESTERN = ("cp1252", "latin-1")  # of text that is not UTF-8; the second can decode everything
 
 
@@ -59,8 +59,7 @@ def _known_clients(names: Sequence[str]) -> str:
     """
     if list(names) == [str(number) for number in range(len(names))]:
         return f"the clients are 0 to {len(names) - 1}"
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return f"the clients are {', '.join(names[:_MAX_NAMES])}{more}"
+    return f"the clients are {first_names(names, 10)}"
 
 
 def decoded_text(path: Path, encoding: str | None = None) -> tuple[str, str]:

@@ -11,20 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtilt import checks, seeds
+from fedtilt import seeds
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.naming import client_number
-from fedtilt.data.outliers import KINDS, Outliers
+from fedtilt.data.outliers import Outliers
 from fedtilt.data.sampling import holdout_size, stratified_mask
 from fedtilt.errors import InputError
 
 PARTITIONS = ("classes", "dirichlet", "iid", "column")
-# of `Federation.build`; an `Outliers` counts by its kind
-ONLY_WITH: checks.OnlyWith = {
-    "classes_per_client": {"partition": ("classes",)},
-    "alpha": {"partition": ("dirichlet",)},
-    "validation_outliers": {"validation": (), "outliers": KINDS[1:]},
-}
 _ATTEMPTS = 100  # to draw shares that leave no client empty
 
 
@@ -168,20 +162,6 @@ def _check_clients(clients: int, samples: int) -> None:
         raise error(f"clients = {clients} is not possible; choose 1 to {samples}, the number of training samples")
 
 
-def resolve_clients(data: Dataset, partition: str | None, clients: int | None) -> tuple[str, int]:
-    """The partition and the number of clients; their defaults depend on the data."""
-    own = data.client_names
-    count = checks.whole(100 if clients is None else clients, "clients")
-    if partition not in (None, "column") or own is None:
-        return partition or ("classes" if data.target is None else "iid"), count
-    if clients is not None and count != len(own):
-        raise InputError(
-            f"clients = {clients} differs from the {len(own)} clients that {data.name!r} has of its own; leave it out, "
-            "or set partition to classes, dirichlet or iid"
-        )
-    return "column", len(own)
-
-
 def divide(
     data: Dataset, partition: str, clients: int, classes_per_client: int, alpha: float, seed: int,
     leave_out: Sequence[str] = (),
@@ -199,8 +179,6 @@ def divide(
             indices = dirichlet(*labels, clients, alpha, rng)
         elif partition == "iid":
             indices = iid(*labels, clients, rng)
-        elif partition != "column":
-            raise InputError(f"partition = {partition!r} is unknown; choose one of {', '.join(PARTITIONS)}")
         elif data.client_train is None or data.client_test is None or data.client_names is None:
             raise InputError(
                 f"partition = 'column' needs a client column, and {data.name!r} has none; use classes, dirichlet or iid"

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from fedtilt.data.groups import CLASS
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.engine.state import client_slot, in_slot, slot_of, tensors_on
+from fedtilt.engine.state import client_slot
 from fedtilt.methods import ClientStep, Method, Moreau
 from fedtilt.methods.component import check_slot, check_tensor, run_slot_step, run_step
 from fedtilt.methods.objectives import PropFair, Tilted
 from fedtilt.models import with_weights
-from fedtilt.parts import Parts, Tensors, vector_to_buffers
+from fedtilt.parts import Parts, vector_to_buffers
+from fedtilt.state import ClientState, ServerState, Slot
 from fedtilt.training import LocalJob, Trained
 from fedtilt.training.local_job import pack, step_count, unpack
 
@@ -26,12 +27,12 @@ class ClientUpdate(NamedTuple):
     samples: int | float  # training samples, or the sum of their weights
     buffers: Tensor | None = None  # (B,) if the server averages them
     declared: Mapping[str, float] = {}  # numbers that a component asks for, such as the loss of the received model
-    tensors: Mapping[str, Tensor] = {}  # what components send, as `slot.name`
+    sent: Mapping[str, Slot] = {}  # what components send, by slot
 
 
 def plan(
-    method: Method, received: Tensors, client_state: Tensors, *, parts: Parts, settings: TrainSettings, round: int,
-    group: str = CLASS, net: nn.Module | None = None,
+    method: Method, received: ServerState, client_state: ClientState, *, parts: Parts, settings: TrainSettings,
+    round: int, group: str = CLASS, net: nn.Module | None = None,
 ) -> dict[str, LocalJob]:  # fmt: skip
     """The local jobs of a client by the model they train: "shared" and, if the method has them, "personal".
 
@@ -59,19 +60,19 @@ def plan(
         buffers=w_buffers if trains_buffers else None, measures_loss=method.needs_losses, **recipe,
     )  # fmt: skip
     if method.training is not None:
-        slot = tensors_on(device, client_slot(method, parts, client_state, "training", net))
-        broadcast = slot_of(received, "training")
+        slot = client_slot(method, parts, client_state, "training", device, net)
+        broadcast = received.slot("training")
         shapes = tuple((name, tuple(broadcast[name].shape)) for name in sorted(broadcast))
         return {
             "shared": replace(
-                shared, training=method.training, round=round, slot=pack(slot).to(device) if slot else None,
+                shared, training=method.training, round=round, slot=pack(slot) if slot else None,
                 broadcast=pack(broadcast).to(device) if broadcast else None, broadcast_shapes=shapes,
             )
         }  # fmt: skip
     if method.correction is not None:
-        slot = tensors_on(device, client_slot(method, parts, client_state, "correction"))
-        drift = run_step(method.correction, "drift", slot_of(received, "correction"), slot)
-        drift = parts.expand(check_tensor(method.correction, "drift", drift, received["parameters"]))
+        slot = client_slot(method, parts, client_state, "correction", device)
+        drift = run_step(method.correction, "drift", received.slot("correction"), slot)
+        drift = parts.expand(check_tensor(method.correction, "drift", drift, received.parameters))
         shared = replace(shared, prox=method.prox or method.correction.prox, drift=drift)
     if method.local is not None and (method.local.first_epochs is not None or not method.local.trains):
         first = method.local.first_epochs or 0  # 0: the local parameters never train
@@ -86,10 +87,10 @@ def plan(
     jobs = {"shared": shared}
     if method.personal is not None:
         start, buffers = w, w_buffers
-        if "personal" in client_state and method.personal.start != "received":
-            start = client_state["personal"].to(device)
-            buffers = client_state["personal_buffers"].to(device) if "personal_buffers" in client_state else w_buffers
-        elif "personal" not in client_state and method.personal.start == "initial":
+        if client_state.personal is not None and method.personal.start != "received":
+            start, own_buffers = client_state.personal.to(device), client_state.personal_buffers
+            buffers = w_buffers if own_buffers is None else own_buffers.to(device)
+        elif client_state.personal is None and method.personal.start == "initial":
             start, buffers = _on(device, parts.initial), _on(device, parts.initial_buffers)
         jobs["personal"] = LocalJob(
             start=start, anchor=w, prox=method.personal.mu, lr=lr_personal * factor,
@@ -113,23 +114,22 @@ def _on(device: torch.device, values: Tensor | None) -> Any:
 
 
 def client_model(
-    parts: Parts, server: Tensors, client_state: Tensors, *, personal: bool = False
+    parts: Parts, server: ServerState, client_state: ClientState, *, personal: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """The parameters (T,) and buffers (B,) of a client's shared model with its local parts, or of its personal model.
 
     Buffers are None if they never change; a client that was never selected has an empty state.
     """
-    if personal and "personal" in client_state:
-        return client_state["personal"], client_state.get("personal_buffers")
-    parameters = server["parameters"]
-    buffers = server.get("buffers", client_state.get("buffers", parts.initial_buffers))
+    if personal and client_state.personal is not None:
+        return client_state.personal, client_state.personal_buffers
+    buffers = next((b for b in (server.buffers, client_state.buffers) if b is not None), parts.initial_buffers)
     if not parts.trains_buffers:
         buffers = None
-    return parts.merge(parameters, client_state.get("local")), _on(parameters.device, buffers)
+    return parts.merge(server.parameters, client_state.local), _on(server.parameters.device, buffers)
 
 
 def build_client_model(
-    net: nn.Module, parts: Parts, server: Tensors, client_state: Tensors, *, personal: bool = False
+    net: nn.Module, parts: Parts, server: ServerState, client_state: ClientState, *, personal: bool = False
 ) -> nn.Module:
     """A module on the CPU with what `client_model` gives."""
     parameters, buffers = client_model(parts, server, client_state, personal=personal)
@@ -138,9 +138,9 @@ def build_client_model(
 
 
 def finish(
-    method: Method, jobs: Mapping[str, LocalJob], trained: Mapping[str, Trained], client_state: Tensors, *,
+    method: Method, jobs: Mapping[str, LocalJob], trained: Mapping[str, Trained], client_state: ClientState, *,
     parts: Parts, settings: TrainSettings, rows: int, samples: float, net: nn.Module | None = None,
-) -> tuple[ClientUpdate, dict[str, Tensor]]:  # fmt: skip
+) -> tuple[ClientUpdate, ClientState]:  # fmt: skip
     """What a client sends, and its next state; its `rows` of data count as `samples`, by their weights."""
     parts = parts.keeping(method.local_names)
     shared = trained["shared"]
@@ -156,37 +156,34 @@ def finish(
     buffers = shared.buffers if parts.averages_buffers else None
     declared = {} if shared.loss is None else {"loss": float(shared.loss)}
     update = ClientUpdate(parts.shared(model), samples, buffers, declared)
-    kept = {
-        "local": parts.local(model), "buffers": shared.buffers if parts.keeps_buffers else None,
-        "personal": personal[0], "personal_buffers": personal[1],
-    }  # fmt: skip
-    slots: dict[str, Tensor] = {}
+    slots: dict[str, Slot] = {}
     if method.training is not None and net is not None:
         layouts = method.training.init_client(net), method.training.sends(net)
         slot, sent = (
             {} if vector is None else unpack(vector, {name: t.shape for name, t in layout.items()})
             for vector, layout in zip((shared.slot, shared.sent), layouts, strict=True)
         )
-        slots |= in_slot("training", slot)
-        update = update._replace(tensors=in_slot("training", sent))
+        slots["training"] = slot
+        update = update._replace(sent={"training": sent})
     if method.correction is not None:
         job = jobs["shared"]
         assert job.drift is not None
-        initial = client_slot(method, parts, {}, "correction")
         step = ClientStep(
             received=parts.shared(job.start), trained=update.parameters, drift=parts.shared(job.drift),
-            slot=tensors_on(model.device, client_slot(method, parts, client_state, "correction")),
+            slot=client_slot(method, parts, client_state, "correction", model.device),
             steps=step_count(job, rows, settings.batch_size, settings.last_batch), lr=job.lr,
         )  # fmt: skip
         sent, slot = run_slot_step(method.correction, "client_step", step)
         declared_sends = dict.fromkeys(method.correction.sends, step.received)
         sent = check_slot(method.correction, "what a client sends", sent, declared_sends)
-        slots |= in_slot("correction", check_slot(method.correction, "the slot of a client", slot, initial))
-        update = update._replace(tensors=in_slot("correction", sent))
+        slots["correction"] = check_slot(method.correction, "the slot of a client", slot, step.slot)
+        update = update._replace(sent={"correction": sent})
     if method.client_momentum:
         # Karimireddy, He, Jaggi, "Learning from History for Byzantine Robust Optimization", ICML 2021, arXiv 2012.10333
         received, share = parts.shared(jobs["shared"].start), 1 - method.client_momentum
-        before = client_slot(method, parts, client_state, "client_momentum")["average"].to(received.device)
+        before = client_slot(method, parts, client_state, "client_momentum", received.device)["average"]
         average = method.client_momentum * before + share * (update.parameters - received)
-        update, slots = update._replace(parameters=received + average), slots | {"client_momentum.average": average}
-    return update, {name: tensor for name, tensor in kept.items() if tensor is not None} | slots
+        update = update._replace(parameters=received + average)
+        slots["client_momentum"] = {"average": average}
+    buffers = shared.buffers if parts.keeps_buffers else None
+    return update, ClientState(parts.local(model), buffers, *personal, slots=slots)

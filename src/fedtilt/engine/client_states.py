@@ -23,7 +23,7 @@ from torch import Tensor
 from fedtilt.cluster.remote_tensor import LostTensorError, RemoteTensor, fetched
 from fedtilt.errors import InputError
 from fedtilt.files import atomic_file, reading, tensors_to_bytes, writing
-from fedtilt.parts import Tensors
+from fedtilt.state import ClientState, ServerState
 
 Owner = tuple[str, int]  # method, client
 _MAX_FILES = 32  # with current states, beyond which the smaller half of them is merged
@@ -64,7 +64,7 @@ class ClientStates:
         self._persistent = folder is not None  # files of a run folder outlive the process: they are synced
         self._folder = folder
         self._limit = limit_bytes
-        self._in_memory: OrderedDict[Owner, Tensors] = OrderedDict()  # oldest first
+        self._in_memory: OrderedDict[Owner, ClientState] = OrderedDict()  # oldest first
         self._bytes_in_memory = 0
         self._rounds: dict[Owner, int] = {}
         self._on_disk: dict[Owner, StoredState] = {}  # the current states that are in files
@@ -77,7 +77,7 @@ class ClientStates:
         if not self._persistent:
             attributes |= {"_folder": None, "_on_disk": {}}
             owners = sorted(self._rounds, key=self.round_of)
-        states = OrderedDict((o, {name: tensor.cpu() for name, tensor in self.get(o).items()}) for o in owners)
+        states = OrderedDict((owner, self.get(owner).map(Tensor.cpu)) for owner in owners)
         return attributes | {"_in_memory": states, "_bytes_in_memory": sum(map(_nbytes, states.values()))}
 
     def __len__(self) -> int:
@@ -94,28 +94,29 @@ class ClientStates:
         """The round in which this client took part last; 0 if it was never selected."""
         return self._rounds.get(owner, 0)
 
-    def get(self, owner: Owner, *, fetch: bool = True) -> Tensors:
-        """The client's tensors by name, without `fetch` as `RemoteTensor`s; empty for one that was never selected."""
+    def get(self, owner: Owner, *, fetch: bool = True) -> ClientState:
+        """The client's state, without `fetch` maybe of `RemoteTensor`s; empty for one that was never selected."""
         if owner in self._in_memory:
             state = self._in_memory[owner]
             try:
-                return fetched(state) if fetch and _is_remote(state) else state
+                return state.map(fetched) if fetch and _is_remote(state) else state
             except LostTensorError:
                 if owner not in self._on_disk:
                     raise
         if owner in self._on_disk:
             return self._load(owner)
-        return {}
+        return ClientState()
 
-    def put(self, owner: Owner, round: int, state: Tensors) -> None:
+    def put(self, owner: Owner, round: int, state: ClientState) -> None:
         """Set a client's new state; over the limit, the oldest half of the states in memory is moved to a file.
 
         The tensors of the old state are overwritten if they fit: new ones every round would fragment the memory.
         """
         old = self._in_memory.get(owner)
         if old is not None and _same_layout(old, state):
-            for name, tensor in state.items():
-                old[name].copy_(tensor)
+            tensors = state.to_tensors()
+            for name, tensor in old.to_tensors().items():
+                tensor.copy_(tensors[name])
             state = old
         self.remove(owner)
         self._in_memory[owner] = state
@@ -199,7 +200,9 @@ class ClientStates:
         start, stored = 0, {}
         with atomic_file(self._path(number), sync=self._persistent) as file:
             for owner in owners:
-                content = self._content(owner) if owner in self._on_disk else tensors_to_bytes(self.get(owner))
+                content = (
+                    self._content(owner) if owner in self._on_disk else tensors_to_bytes(self.get(owner).to_tensors())
+                )
                 sha256 = hashlib.sha256(content).digest()
                 stored[owner] = StoredState(self._rounds[owner], number, start, len(content), sha256)
                 start += file.write(content)
@@ -220,10 +223,10 @@ class ClientStates:
         with reading(self._path(number)):
             return self._path(number).stat().st_size
 
-    def _load(self, owner: Owner) -> dict[str, Tensor]:
+    def _load(self, owner: Owner) -> ClientState:
         try:
-            return load(self._content(owner))
-        except safetensors.SafetensorError as error:
+            return ClientState.from_tensors(load(self._content(owner)))
+        except (safetensors.SafetensorError, ValueError) as error:
             raise InputError(f"{self._path(self._on_disk[owner].file)} is damaged ({error})") from error
 
     def _content(self, owner: Owner) -> bytes:
@@ -250,20 +253,17 @@ class ClientStates:
         return self._folder
 
 
-def _is_remote(state: Tensors) -> bool:
-    return any(isinstance(tensor, RemoteTensor) for tensor in state.values())
+def _is_remote(state: ClientState) -> bool:
+    return any(isinstance(tensor, RemoteTensor) for tensor in state.to_tensors().values())
 
 
-def _nbytes(state: Tensors) -> int:
-    return sum(tensor.nbytes for tensor in state.values() if not isinstance(tensor, RemoteTensor))
+def _nbytes(state: ClientState) -> int:
+    return sum(tensor.nbytes for tensor in state.to_tensors().values() if not isinstance(tensor, RemoteTensor))
 
 
-def _same_layout(a: Tensors, b: Tensors) -> bool:
-    if _is_remote(a) or _is_remote(b):
-        return False
-    return a.keys() == b.keys() and all(
-        (a[name].shape, a[name].dtype, a[name].device) == (b[name].shape, b[name].dtype, b[name].device) for name in a
-    )
+def _same_layout(a: ClientState, b: ClientState) -> bool:
+    layouts = [{name: (t.shape, t.dtype, t.device) for name, t in each.to_tensors().items()} for each in (a, b)]
+    return layouts[0] == layouts[1] and not _is_remote(a) and not _is_remote(b)
 
 
 @dataclass
@@ -271,13 +271,13 @@ class FederationState:
     """The complete state of a federation between two rounds."""
 
     round: int
-    server: dict[str, Tensors]  # method → its server state
+    server: dict[str, ServerState]  # by method
     client_states: ClientStates
 
     @property
     def shared(self) -> dict[str, Tensor]:
         """Method → its shared parameters (S,)."""
-        return {method: tensors["parameters"] for method, tensors in self.server.items()}
+        return {method: server.parameters for method, server in self.server.items()}
 
 
 _ROUNDS = 10  # between two restart points, where models stay on the nodes
@@ -292,7 +292,7 @@ class RestartPoint:
 
     def __init__(self) -> None:
         self._round = 0
-        self._server: dict[str, Tensors] = {}
+        self._server: dict[str, ServerState] = {}
         self._stored: dict[Owner, StoredState] | None = None  # None: no model was on a node
         self._losses = 0
 

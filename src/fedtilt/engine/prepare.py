@@ -26,6 +26,7 @@ from fedtilt.methods import Method, check_bad_share, check_levels, check_steps_u
 from fedtilt.models import ModelSource, build_without_storage, recipe, trained_parameters
 from fedtilt.parts import Parts
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
+from fedtilt.state import ClientState
 from fedtilt.training import BackendChoice, LocalJob, choose_backend
 
 
@@ -136,7 +137,9 @@ def example_jobs(
     jobs: list[LocalJob] = []
     for m in methods:
         server = initial_server(m, parts, federation.clients, net)
-        planned = plan(m, server, {}, parts=parts, settings=settings, round=1, group=federation.group, net=net)
+        planned = plan(
+            m, server, ClientState(), parts=parts, settings=settings, round=1, group=federation.group, net=net
+        )
         jobs += planned.values()
     return jobs
 

@@ -14,7 +14,8 @@ from fedtilt.errors import InputError
 from fedtilt.executors.in_process import BatchSettings
 from fedtilt.methods import Method
 from fedtilt.methods.aggregators import Rooted
-from fedtilt.parts import Parts, Tensors
+from fedtilt.parts import Parts
+from fedtilt.state import ClientState, ServerState
 from fedtilt.training import BACKENDS
 
 
@@ -44,11 +45,12 @@ class RootSet(NamedTuple):
         return cls(x, data.y_train[chosen].to(device), federation.clients, federation.group)
 
     def train(
-        self, method: Method, server: Tensors, *, net: nn.Module, parts: Parts, settings: TrainSettings, backend: str,
-        round: int,
+        self, method: Method, server: ServerState, *, net: nn.Module, parts: Parts, settings: TrainSettings,
+        backend: str, round: int,
     ) -> Tensor:  # fmt: skip
         """The shared parameters after a client's round on the root set."""
-        job = plan(method, server, {}, parts=parts, settings=settings, round=round, group=self.group)["shared"]
+        jobs = plan(method, server, ClientState(), parts=parts, settings=settings, round=round, group=self.group)
+        job = jobs["shared"]
         batches = BatchSettings.of(settings).make(self.x, self.y, round, self.client, [job])
         (result,) = BACKENDS[backend](net, [job], [batches], precision=settings.precision)
         model = result.parameters if result.anchor is None else result.anchor

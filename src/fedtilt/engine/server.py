@@ -10,17 +10,16 @@ from torch import Tensor
 from fedtilt.attacks.screening import screen, tolerated_count
 from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.engine.state import slot_of, with_slot
 from fedtilt.engine.updates import add_distances, invalid_reason, invalid_updates
 from fedtilt.errors import Diverged, InputError
 from fedtilt.executors.sharded_models import stack_models
 from fedtilt.math.aggregate import tilted
 from fedtilt.math.client_models import ClientModels
 from fedtilt.methods import Method, Prepared, ServerRound, ServerStep
-from fedtilt.methods.component import Component, Slot, check_slot, check_tensor, describe, run_slot_step, run_step
+from fedtilt.methods.component import Component, check_slot, check_tensor, describe, run_slot_step, run_step
 from fedtilt.methods.run_checks import check_models, tolerant_parts
-from fedtilt.parts import Tensors
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
+from fedtilt.state import ServerState, Slot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +32,7 @@ class RoundRule:
 
     @classmethod
     def of(
-        cls, method: Method, server: Tensors, asked: ServerRound, updates: Mapping[int, ClientUpdate],
+        cls, method: Method, server: ServerState, asked: ServerRound, updates: Mapping[int, ClientUpdate],
         settings: TrainSettings,
     ) -> tuple[Self, Slot]:  # fmt: skip
         """The rule of the round that was `asked` for, with these updates, and the next slot of the weighting."""
@@ -45,14 +44,14 @@ class RoundRule:
             lr=method.rates(settings.lr, None)[0] * settings.lr_factor(asked.round),
             samples=torch.tensor([update.samples for update in updates.values()], dtype=torch.float64),
         )  # fmt: skip
-        before = {name: tensor.cpu() for name, tensor in slot_of(server, "weighting").items()}  # as the losses are
+        before = {name: tensor.cpu() for name, tensor in server.slot("weighting").items()}  # as the losses are
         weights, slot = run_slot_step(method.weighting, "weights", given, before)
         if weights is not None:
             dtype = weights.dtype if isinstance(weights, Tensor) else torch.float64
             weights = check_tensor(method.weighting, "weights", weights, torch.zeros(len(updates), dtype=dtype))
         slot = check_slot(method.weighting, "the slot of the server", slot, before)
         names = [f"before.{i}" for i in range(len(method.before))] + ["aggregator"]
-        slots = {name: slot_of(server, name) for name in names}
+        slots = {name: server.slot(name) for name in names}
         return cls(method=method, round=replace(given, weights=weights), slots=slots), slot
 
     @property
@@ -107,27 +106,26 @@ def sent_to(component: Component | None, updates: Mapping[int, ClientUpdate]) ->
     """What the clients sent beside their models for a component, by name, each (C, …)."""
     if component is None or not updates:
         return {}
-    sent = [slot_of(u.tensors, component.kind) for u in updates.values()]
+    sent = [u.sent.get(component.kind, {}) for u in updates.values()]
     return {name: torch.stack([tensors[name] for tensors in sent]) for name in sent[0]}
 
 
-def _trusted_tensors(method: Method, updates: Mapping[int, ClientUpdate]) -> list[str]:
-    """The names of tensors that the components of a method trust."""
-    trusting = [p.kind for p in (method.correction, method.training) if p is not None and p.messages == "trusted"]
-    return sorted({name for u in updates.values() for name in u.tensors if name.partition(".")[0] in trusting})
+def trusting_slots(method: Method) -> list[str]:
+    """The slots of the components that take what clients send as it is."""
+    return [p.kind for p in (method.correction, method.training) if p is not None and p.messages == "trusted"]
 
 
 class ServerUpdate(NamedTuple):
     """The next state of the server, and the clients whose updates were rejected."""
 
-    state: dict[str, Tensor]
+    state: ServerState
     rejected: dict[int, str]  # client → reason
     bounded: dict[int, str]  # client → what screening bounded in its update
 
 
 def server_update(
     method: Method,
-    server: Tensors,
+    server: ServerState,
     updates: Mapping[int, ClientUpdate],
     settings: TrainSettings,
     mechanism: GaussianMechanism | None = None,  # of this round, with `settings.privacy`
@@ -144,25 +142,25 @@ def server_update(
     """
     if (settings.privacy is None) != (mechanism is None):
         raise ValueError("settings.privacy and the mechanism of the round need each other")
-    received = server["parameters"]
+    received = server.parameters
     selected = len(updates) if selected is None else selected
     population = selected if clients is None else clients
     rejected = {} if are_valid else invalid_updates(method, updates, server)
     updates = {client: updates[client] for client in sorted(updates) if client not in rejected}
-    state, bounded, screened_out = dict(server), dict[int, str](), 0
+    slots, bounded, screened_out = dict(server.slots), dict[int, str](), 0
     if settings.audit and mechanism is None and len(updates) > 1:
-        state = with_slot(state, "audit", add_distances(slot_of(server, "audit"), updates))
+        slots["audit"] = add_distances(server.slot("audit"), updates)
     if settings.screen and updates:
         bad_shares = [part.bad_share for part in tolerant_parts(method)]
         bad = tolerated_count(bad_shares, selected)
         by_rule = bad if bad_shares else (len(updates) - 1) // 2
         screened = screen(
-            server, updates, settings.screen, slot_of(server, "screening"), clients=population, bad=bad,
-            trusted=_trusted_tensors(method, updates), tolerated=by_rule if method.aggregator.is_robust else 0,
+            server, updates, settings.screen, clients=population, bad=bad, trusted=trusting_slots(method),
+            tolerated=by_rule if method.aggregator.is_robust else 0,
         )  # fmt: skip
         updates, bounded, screened_out = screened.updates, screened.bounded, len(screened.rejected)
         rejected |= screened.rejected
-        state = with_slot(state, "screening", screened.slot)
+        slots["screening"] = screened.slot
     accepted = list(updates)
     if not accepted and mechanism is None:
         reasons = "; ".join(f"client {client} {reason}" for client, reason in rejected.items())
@@ -174,33 +172,34 @@ def server_update(
         asked = ServerRound(
             received=received, population=population, selected=selected, rejected=screened_out, round=round, root=root
         )
-        aggregated, weights, slots = _aggregate(method, server, asked, updates, settings)
-        for name, slot in slots.items():
-            state = with_slot(state, name, slot)
-    state["parameters"] = aggregated
+        aggregated, weights, of_components = _aggregate(method, server, asked, updates, settings)
+        slots |= of_components
     optimizer = method.optimizer or settings.server_optimizer
     if optimizer is not None:
-        was: Slot = slot_of(server, "optimizer") or optimizer.init(received)
+        was: Slot = server.slot("optimizer") or optimizer.init(received)
         model, slot = run_slot_step(optimizer, "step", received, aggregated, was)
-        state["parameters"] = check_tensor(optimizer, "the model", model, received)
-        state = with_slot(state, "optimizer", check_slot(optimizer, "its slot", slot, was))
-    if "buffers" in server:
-        buffers = torch.stack([b for client in accepted if (b := updates[client].buffers) is not None])
+        aggregated = check_tensor(optimizer, "the model", model, received)
+        slots["optimizer"] = check_slot(optimizer, "its slot", slot, was)
+    buffers = None
+    if server.buffers is not None:
+        sent = torch.stack([b for client in accepted if (b := updates[client].buffers) is not None])
         weights = None if weights is None or not weights.any() else weights
-        state["buffers"] = tilted(buffers, 0.0, weights=weights, start=server["buffers"])
-    if reason := invalid_reason(state["parameters"], received):
+        buffers = tilted(sent, 0.0, weights=weights, start=server.buffers)
+    if reason := invalid_reason(aggregated, received):
         rule_name, steps = method.aggregator.label, getattr(method.aggregator, "steps", None)
         raise Diverged(
             f"method {method.name!r} diverged on the server: the aggregated model {reason}; "
             + (f"lower the size in steps = {steps}" if steps else f"check its aggregation rule {rule_name!r}"),
             methods=[method.name],
         )
+    state = ServerState(aggregated, buffers, slots=slots)
     return ServerUpdate(state, dict(sorted(rejected.items())), bounded)
 
 
 def _aggregate(
-    method: Method, server: Tensors, asked: ServerRound, updates: Mapping[int, ClientUpdate], settings: TrainSettings
-) -> tuple[Tensor, Tensor | None, dict[str, Slot]]:
+    method: Method, server: ServerState, asked: ServerRound, updates: Mapping[int, ClientUpdate],
+    settings: TrainSettings,
+) -> tuple[Tensor, Tensor | None, dict[str, Slot]]:  # fmt: skip
     """The aggregated and corrected model, the weights of the clients, and the next slots of the components."""
     received = asked.received
     models = stack_models([u.parameters for u in updates.values()])  # (C, S)
@@ -211,7 +210,7 @@ def _aggregate(
     if (correction := method.correction) is not None:
         assert isinstance(models, Tensor)  # `uses_shards` is for methods without
         step = ServerStep(
-            aggregated=aggregated, received=received, slot=slot_of(server, "correction"),
+            aggregated=aggregated, received=received, slot=server.slot("correction"),
             population=asked.population, clients=len(updates),
             update=aggregated - received if method.aggregator.is_robust else (models - received).mean(0),
             sent={name: rule.combine_messages(tensor) for name, tensor in sent_to(correction, updates).items()},
@@ -220,7 +219,7 @@ def _aggregate(
         aggregated = check_tensor(correction, "the model", aggregated, received)
         slots["correction"] = check_slot(correction, "its slot", slot, step.slot)
     if (training := method.training) is not None:
-        before, sent = slot_of(server, "training"), dict(rule.round.sent)
+        before, sent = server.slot("training"), dict(rule.round.sent)
         if method.aggregator.is_robust and training.messages == "aggregated":
             sent = {name: rule.combine_messages(tensor).expand_as(tensor) for name, tensor in sent.items()}
         slot = run_step(training, "server_step", sent, rule.round, before)

@@ -14,6 +14,7 @@ from fedtilt import seeds
 from fedtilt.attacks.attack import Attack
 from fedtilt.config.named import NamedSettings, named_settings
 from fedtilt.config.setting_fields import check_fields_used, check_table, setting, takes_settings
+from fedtilt.devices import DEVICES, device_name
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import import_function, is_function_path
 from fedtilt.losses import LOSSES, ClassLoss, CrossEntropy, Loss, losses_for
@@ -134,7 +135,7 @@ class TrainSettings:
         in_table=False,
     )
     audit: bool = setting(False, "whether to collect, for every sample, what fedtilt audit needs to find wrong labels")
-    seed: int = setting(0, "the random seed", ge=0, in_table=False)
+    seed: int = setting(0, "the seed that all random numbers depend on, the first of several", ge=0, in_table=False)
     eval_every: int | None = setting(
         None,
         "rounds between two evaluations; default: about fifty evaluations a run",
@@ -156,9 +157,12 @@ class TrainSettings:
         example=True,
     )
     device: str = setting(
-        "auto", "where to train; auto: cuda if there is one; cuda:all: on all GPUs of this machine", in_table=False,
-        convert=str,  # of a torch.device
-    )  # fmt: skip
+        "auto",
+        "the device to train on; auto: CUDA if available; cuda:all: all GPUs of this machine",
+        allowed=DEVICES,
+        convert=device_name,
+        in_table=False,
+    )
     backend: str = setting(
         "auto",
         "what trains the models; autograd supports any model, the others are faster; native needs a C compiler",

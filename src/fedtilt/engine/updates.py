@@ -9,11 +9,10 @@ from torch import Tensor
 from fedtilt.cluster.remote_tensor import RemoteTensor
 from fedtilt.devices import as_rows
 from fedtilt.engine.client import ClientUpdate
-from fedtilt.engine.state import slot_of
 from fedtilt.errors import Diverged
 from fedtilt.methods import Method
 from fedtilt.methods.component import describe, is_built_in
-from fedtilt.parts import Tensors
+from fedtilt.state import ClientState, ServerState, Slot
 
 _NUMBERS_AT_ONCE = 2**27  # that are checked together on a GPU
 
@@ -61,28 +60,28 @@ def _are_finite(vectors: Sequence[Tensor]) -> list[bool]:
     return finite
 
 
-def invalid_updates(method: Method, updates: Mapping[int, ClientUpdate], server: Tensors) -> dict[int, str]:
+def invalid_updates(method: Method, updates: Mapping[int, ClientUpdate], server: ServerState) -> dict[int, str]:
     """`invalid_reasons` of everything that these updates must have."""
-    reasons = invalid_reasons({client: u.parameters for client, u in updates.items()}, server["parameters"])
+    reasons = invalid_reasons({client: u.parameters for client, u in updates.items()}, server.parameters)
     names = () if method.correction is None else method.correction.sends
     for name in names:
-        vectors = {client: u.tensors.get(f"correction.{name}", u.parameters[:0]) for client, u in updates.items()}
-        for client, reason in invalid_reasons(vectors, server["parameters"]).items():
+        vectors = {n: u.sent.get("correction", {}).get(name, u.parameters[:0]) for n, u in updates.items()}
+        for client, reason in invalid_reasons(vectors, server.parameters).items():
             reasons.setdefault(client, f"has a vector {name!r} that is wrong: it {reason}")
     for client, update in updates.items():
-        for name, tensor in slot_of(update.tensors, "training").items():
+        for name, tensor in update.sent.get("training", {}).items():
             if not tensor.isfinite().all():
                 reasons.setdefault(client, f"sent {name!r}, which is not finite")
     if method.needs_losses:
         for client, update in updates.items():
             if not 0 <= update.declared.get("loss", math.nan) < math.inf:
                 reasons.setdefault(client, "declares no loss ≥ 0 of the received model")
-    if "buffers" in server:
+    if server.buffers is not None:
         for client, update in updates.items():
             if update.buffers is None:
                 reasons.setdefault(client, "has no buffers")
         buffers = {client: u.buffers for client, u in updates.items() if u.buffers is not None}
-        for client, reason in invalid_reasons(buffers, server["buffers"]).items():
+        for client, reason in invalid_reasons(buffers, server.buffers).items():
             reasons.setdefault(client, f"has buffers that are wrong: the vector {reason}")
     return {client: reasons[client] for client in sorted(reasons)}
 
@@ -90,18 +89,19 @@ def invalid_updates(method: Method, updates: Mapping[int, ClientUpdate], server:
 def check_finite(
     number: int,
     methods: Sequence[Method],
-    server: Mapping[str, Tensors],
+    server: Mapping[str, ServerState],
     updates: Mapping[str, Mapping[int, ClientUpdate]],
-    kept: Mapping[str, Mapping[int, Tensors]],
+    kept: Mapping[str, Mapping[int, ClientState]],
 ) -> None:
     """Raise `Diverged` if any model is not finite; the message is about the first."""
     reasons: dict[str, dict[int, str]] = {}
     for m in methods:
         reasons[m.name] = invalid_updates(m, updates[m.name], server[m.name])
-        for name in {name for tensors in kept[m.name].values() for name in tensors}:
-            tensors = {client: state[name] for client, state in kept[m.name].items()}
-            reasons[m.name] |= invalid_reasons(tensors, next(iter(tensors.values())))
-    diverged = [name for name, by_client in reasons.items() if by_client]
+        by_client = {client: state.to_tensors() for client, state in kept[m.name].items()}
+        for name in {name for tensors in by_client.values() for name in tensors}:
+            vectors = {client: tensors[name] for client, tensors in by_client.items()}
+            reasons[m.name] |= invalid_reasons(vectors, next(iter(vectors.values())))
+    diverged = [name for name, found in reasons.items() if found]
     if diverged:
         client, reason = next(iter(reasons[diverged[0]].items()))
         method = next(m for m in methods if m.name == diverged[0])
@@ -115,7 +115,7 @@ def check_finite(
         )
 
 
-def add_distances(slot: Tensors, updates: Mapping[int, ClientUpdate]) -> dict[str, Tensor]:
+def add_distances(slot: Slot, updates: Mapping[int, ClientUpdate]) -> dict[str, Tensor]:
     """The slot of the audit with the rows of this round, of two or more updates, added.
 
     The distance is that from the mean update of the other clients, in units of the median over the clients of the
@@ -131,9 +131,9 @@ def add_distances(slot: Tensors, updates: Mapping[int, ClientUpdate]) -> dict[st
     return {"distances": torch.cat([earlier, rows])}
 
 
-def distances_by_round(server: Tensors, clients: int) -> Tensor:
+def distances_by_round(server: ServerState, clients: int) -> Tensor:
     """The distances of all rounds, (rounds, clients); NaN where a client did not take part."""
-    rows = server.get("audit.distances", torch.zeros(0, 3)).cpu()
+    rows = server.slot("audit").get("distances", torch.zeros(0, 3)).cpu()
     rounds = int(rows[-1, 0]) if len(rows) else 0
     distances = torch.full((rounds, clients), torch.nan)
     distances[rows[:, 0].long() - 1, rows[:, 1].long()] = rows[:, 2]

@@ -18,6 +18,7 @@ from fedtilt.evaluation.scores import no_sums, sample_sums
 from fedtilt.methods import Method
 from fedtilt.models import copy_with_parameters, functional_logits, trained_parameters, vector_to_parameters
 from fedtilt.parts import Parts, vector_to_buffers
+from fedtilt.state import ClientState
 from fedtilt.training import stacked
 from fedtilt.training.precision import fp32_deterministic
 
@@ -130,7 +131,7 @@ class Evaluator:
         server, parts = state.server[method.name], self._parts.keeping(method.local_names)
         if parts.is_uniform:
             rows = slice(0, len(self._y))
-            model = client_model(parts, server, {})
+            model = client_model(parts, server, ClientState())
             sums = self._sum(*model, rows, self._client_and_cell, self._clients * self._cells.count)
             return sums.reshape(self._clients, self._cells.count, *sums.shape[1:]).cpu()
         by_client = []
@@ -155,14 +156,15 @@ class Evaluator:
 
     def _sum_one(self, owner: Owner, client_states: ClientStates) -> Tensor:
         kept = client_states.get(owner)
-        model = kept["personal"], kept.get("personal_buffers")
-        return self._sum(*model, self._rows(owner[1]), self._cell, self._cells.count)
+        assert kept.personal is not None
+        return self._sum(kept.personal, kept.personal_buffers, self._rows(owner[1]), self._cell, self._cells.count)
 
     def _sum_stack(self, net: nn.Module, owners: Sequence[Owner], size: int, client_states: ClientStates) -> Tensor:
         """Several personal models in one pass, always padded to the same shape, so that the bits are the same too."""
         device = self._y.device
         padded = [*owners, *[owners[-1]] * (size - len(owners))]
-        weights = torch.stack([client_states.get(owner)["personal"].to(device) for owner in padded])
+        models = [client_states.get(owner).personal for owner in padded]
+        weights = torch.stack([model.to(device) for model in models if model is not None])
         clients = torch.tensor([client for _, client in padded])
         rows = torch.arange(self._most_samples) + self._starts[clients][:, None]  # (models, samples)
         mask = (rows < self._stops[clients][:, None]).to(device)
@@ -188,7 +190,7 @@ class Evaluator:
         """
         server, parts = state.server[method.name], self._parts.keeping(method.local_names)
         if parts.is_uniform and not method.has_personal:
-            return self._predict(*client_model(parts, server, {}), slice(0, len(self._y)))
+            return self._predict(*client_model(parts, server, ClientState()), slice(0, len(self._y)))
         by_client = []
         for client in range(self._clients):
             kept = state.client_states.get((method.name, client))

@@ -28,8 +28,9 @@ from fedtilt.evaluation.true_spread import (
 from fedtilt.evaluation.weighted_predictions import ReliabilityBin, reliability_curve
 from fedtilt.methods import Method
 from fedtilt.models import in_target_unit
-from fedtilt.parts import Parts, Tensors
+from fedtilt.parts import Parts
 from fedtilt.privacy.gaussian_mechanism import PrivacyLoss
+from fedtilt.state import ClientState, ServerState
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -193,7 +194,7 @@ class MethodResult(EvaluatedResult):
     threshold: Threshold | None = None  # on the probability of a rare class, chosen on validation data
     _net: nn.Module
     _parts: Parts
-    _server: Tensors  # server state
+    _server: ServerState
     _target: Target | None = None  # what the targets are; None: classes
     _client_states: ClientStates | None = None  # None: on other machines
     _declared_sets: Callable[[float, float], PredictionSets] | None = None  # of sites; None: data is on this machine
@@ -201,7 +202,7 @@ class MethodResult(EvaluatedResult):
     @property
     def shared(self) -> nn.Module:
         """The shared model; its local parts are the initial ones, and so are its buffers unless they are averaged."""
-        return in_target_unit(build_client_model(self._net, self._parts, self._server, {}), self._target)
+        return in_target_unit(build_client_model(self._net, self._parts, self._server, ClientState()), self._target)
 
     def shared_of(self, client: int | str) -> nn.Module:
         """The shared model with the local parts and buffers of a client."""
@@ -223,7 +224,7 @@ class MethodResult(EvaluatedResult):
     def has_own_model(self, client: int | str) -> bool:
         """Whether the model of a client differs from the shared one: personal, or with local parts or buffers."""
         owner = self.method.name, client_number(client, self.client_names)
-        return self._client_states is not None and bool(self._client_states.get(owner))
+        return self._client_states is not None and not self._client_states.get(owner).is_empty
 
     def prediction_sets(self, coverage: float = 0.9, bad_share: float = 0.0) -> PredictionSets:
         """The classes, or the interval, that contain the truth with this probability, for every client.
@@ -238,7 +239,7 @@ class MethodResult(EvaluatedResult):
 
     def _model(self, client: int | str, *, personal: bool) -> nn.Module:
         owner = self.method.name, client_number(client, self.client_names)
-        kept = {} if self._client_states is None else self._client_states.get(owner)
+        kept = ClientState() if self._client_states is None else self._client_states.get(owner)
         model = build_client_model(self._net, self._parts, self._server, kept, personal=personal)
         return in_target_unit(model, self._target)
 

@@ -11,9 +11,10 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 from torch import Tensor
 
-from fedtilt.parts import Parts, Tensors, named_pieces
+from fedtilt.engine.state import Shapes
+from fedtilt.parts import Parts, named_pieces
+from fedtilt.state import ServerState, Slot, flatten, unflatten
 
-Shapes = Mapping[str, tuple[int, ...]]
 METRICS_RECORD = "metrics"
 _ORDERS: tuple[Literal["C", "F"], ...] = ("C", "F")  # of an array's numbers in a file
 MAX_TEXT = 2**24  # characters of JSON
@@ -44,31 +45,35 @@ def shorten(value: object) -> str:
 # -- tensors ---------------------------------------------------------------------------------------------------------
 
 
-def encode_tensors(tensors: Tensors) -> ArrayRecord:
-    """Tensors as Flower arrays by name."""
+def encode_slots(slots: Mapping[str, Slot]) -> ArrayRecord:
+    """What components send, as Flower arrays."""
+    return _encode(flatten(slots))
+
+
+def decode_slots(record: object, shapes: Shapes) -> dict[str, dict[str, Tensor]]:
+    """The inverse of `encode_slots`, of these shapes."""
+    flat = flatten(shapes)
+    return {} if record is None and not flat else unflatten(named_pieces(_vector(record, flat, "tensors"), flat))
+
+
+def encode_model(parts: Parts, parameters: Tensor, buffers: Tensor | None = None) -> ArrayRecord:
+    """The shared parameters (S,) and, if they are averaged, buffers (B,) by the names of the model's tensors."""
+    pieces = named_pieces(parameters, parts.shared_shapes)
+    return _encode(pieces if buffers is None else pieces | named_pieces(buffers, parts.buffers))
+
+
+def _encode(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     return ArrayRecord({name: tensor.detach().cpu().float().contiguous() for name, tensor in tensors.items()})
 
 
-def decode_tensors(record: object, shapes: Shapes) -> dict[str, Tensor]:
-    """The inverse of `encode_tensors`."""
-    return {} if record is None and not shapes else named_pieces(_vector(record, shapes, "tensors"), shapes)
-
-
-def encode_model(parts: Parts, model: Tensors) -> ArrayRecord:
-    """The shared "parameters" (S,) and, if they are averaged, "buffers" (B,) by the names of the model's tensors."""
-    pieces = named_pieces(model["parameters"], parts.shared_shapes)
-    return encode_tensors(pieces | (named_pieces(model["buffers"], parts.buffers) if parts.averages_buffers else {}))
-
-
-def decode_model(record: object, parts: Parts) -> dict[str, Tensor]:
+def decode_model(record: object, parts: Parts) -> ServerState:
     """The inverse of `encode_model`."""
     buffers = parts.buffers if parts.averages_buffers else {}
     values = _vector(record, {**parts.shared_shapes, **buffers}, "parameters")
-    size = sum(math.prod(shape) for shape in parts.shared_shapes.values())
-    return {"parameters": values[:size]} | ({"buffers": values[size:]} if parts.averages_buffers else {})
+    return ServerState(values[: parts.shared_size], values[parts.shared_size :] if buffers else None)
 
 
-def _vector(record: object, shapes: Shapes, what: str) -> Tensor:
+def _vector(record: object, shapes: Mapping[str, tuple[int, ...]], what: str) -> Tensor:
     """Flower arrays of float32 as one vector (P,); see `read_arrays`."""
     arrays = read_arrays(record, {name: (shape, "float32") for name, shape in shapes.items()}, what)
     return torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *(array.ravel() for array in arrays.values())]))

@@ -21,36 +21,36 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from flwr.app import ConfigRecord, ConfigRecordValues, Error, Message, MetricRecord, RecordDict
-from torch import Tensor
 
 from fedtilt.data import Schema
 from fedtilt.data.tables.summary import SiteSummary
 from fedtilt.engine.client import ClientUpdate
+from fedtilt.engine.state import Shapes
 from fedtilt.errors import InputError
 from fedtilt.flower.message_fields import (
     CLIENT_APP_RAISED,
     METRICS_RECORD,
     RejectedReply,
-    Shapes,
     decode_json,
     decode_model,
-    decode_tensors,
+    decode_slots,
     encode_json,
     encode_model,
-    encode_tensors,
+    encode_slots,
     read_int,
     read_size,
     reply_metrics,
     shorten,
 )
 from fedtilt.flower.training_history import TrainingHistory
-from fedtilt.parts import Parts, Tensors
+from fedtilt.parts import Parts
+from fedtilt.state import ServerState
 
 SUMMARY_REQUEST = "query.summary"
 _ARRAYS_RECORD, _TENSORS_RECORD, _CONFIG_RECORD, _CONSTANTS_RECORD = "arrays", "tensors", "config", "constants"
 _DECLARED = "declared-"
 _MAX_PROBLEM = 300  # characters
-_NO_TENSORS: Shapes = MappingProxyType({})
+_NOTHING: Shapes = MappingProxyType({})
 
 
 # -- server → site ---------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ _NO_TENSORS: Shapes = MappingProxyType({})
 class Instruction(NamedTuple):
     """What the server sends to a site."""
 
-    received: dict[str, Tensor]  # what the server sends: "parameters" and maybe "buffers"
+    received: ServerState  # what the server sends of it
     round: int
     base_round: int  # the round w came from: the round before to train, the round itself to evaluate
     history: TrainingHistory
@@ -72,19 +72,21 @@ def encode_join(schema: Schema | None) -> RecordDict:
 
 
 def encode_instruction(
-    parts: Parts, server: Tensors, config: Mapping[str, ConfigRecordValues], history: TrainingHistory,
-    schema: Schema | None, tensors: Shapes = _NO_TENSORS,
+    parts: Parts, server: ServerState, config: Mapping[str, ConfigRecordValues], history: TrainingHistory,
+    schema: Schema | None, sent: Shapes = _NOTHING,
 ) -> RecordDict:  # fmt: skip
-    """The content of a request to train or to evaluate, with these tensors of the server's state."""
+    """The content of a request to train or to evaluate, with these tensors of the server's slots."""
     values = {**config, "history": encode_json(history.to_json()), **_schema_config(schema)}
-    content = RecordDict({_ARRAYS_RECORD: encode_model(parts, server), _CONFIG_RECORD: ConfigRecord(values)})
-    if tensors:
-        content[_TENSORS_RECORD] = encode_tensors({name: server[name] for name in tensors})
+    model = encode_model(parts, server.parameters, server.buffers)
+    content = RecordDict({_ARRAYS_RECORD: model, _CONFIG_RECORD: ConfigRecord(values)})
+    if any(sent.values()):
+        slots = {slot: {name: server.slot(slot)[name] for name in names} for slot, names in sent.items()}
+        content[_TENSORS_RECORD] = encode_slots(slots)
     return content
 
 
-def decode_instruction(message: Message, parts: Parts, tensors: Shapes = _NO_TENSORS) -> Instruction:
-    """Decode a request to `train` or `evaluate`, with these tensors of the server's state."""
+def decode_instruction(message: Message, parts: Parts, sent: Shapes = _NOTHING) -> Instruction:
+    """Decode a request to `train` or `evaluate`, with these tensors of the server's slots."""
     content, config = message.content, message.content.config_records[_CONFIG_RECORD]
     round = _check_int(config["round"])
     base_round = _check_int(config.get("base-round", round))
@@ -92,7 +94,8 @@ def decode_instruction(message: Message, parts: Parts, tensors: Shapes = _NO_TEN
     kept = config.get("keep", [])
     keep = tuple(map(_check_int, kept if isinstance(kept, list) else [kept]))
     model = decode_model(content.get(_ARRAYS_RECORD), parts)
-    return Instruction(model | decode_tensors(content.get(_TENSORS_RECORD), tensors), round, base_round, history, keep)
+    received = model.with_slots(decode_slots(content.get(_TENSORS_RECORD), sent))
+    return Instruction(received, round, base_round, history, keep)
 
 
 def _check_int(value: object) -> int:
@@ -146,11 +149,10 @@ def encode_train_reply(parts: Parts, update: ClientUpdate, round: int) -> Record
     """A site's reply to `train`."""
     declared = {f"{_DECLARED}{name}": float(value) for name, value in update.declared.items()}
     metrics = MetricRecord({"round": round, "num-examples": update.samples, **declared})
-    buffers = {} if update.buffers is None else {"buffers": update.buffers}
-    model = encode_model(parts, {"parameters": update.parameters, **buffers})
+    model = encode_model(parts, update.parameters, update.buffers)
     content = RecordDict({_ARRAYS_RECORD: model, METRICS_RECORD: metrics})
-    if update.tensors:
-        content[_TENSORS_RECORD] = encode_tensors(update.tensors)
+    if any(update.sent.values()):
+        content[_TENSORS_RECORD] = encode_slots(update.sent)
     return content
 
 
@@ -221,14 +223,14 @@ def _check_initial_values(received: object, parts: Parts, personal_start: str) -
 
 
 def decode_train_reply(
-    reply: Message, round: int, parts: Parts, max_samples: int, tensors: Shapes = _NO_TENSORS
+    reply: Message, round: int, parts: Parts, max_samples: int, sent: Shapes = _NOTHING
 ) -> ClientUpdate:  # fmt: skip
     """Decode a reply to `train`, with these tensors; `invalid_updates` checks afterwards that all of it is finite."""
     metrics = reply_metrics(reply, round)
     samples = read_size(metrics, "num-examples", max_samples)
     model = decode_model(reply.content.get(_ARRAYS_RECORD), parts)
-    sent = decode_tensors(reply.content.get(_TENSORS_RECORD), tensors)
-    return ClientUpdate(model["parameters"], samples, model.get("buffers"), read_declared(metrics), sent)
+    slots = decode_slots(reply.content.get(_TENSORS_RECORD), sent)
+    return ClientUpdate(model.parameters, samples, model.buffers, read_declared(metrics), slots)
 
 
 def read_declared(metrics: MetricRecord) -> dict[str, float]:

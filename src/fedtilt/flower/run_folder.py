@@ -31,8 +31,9 @@ from fedtilt.flower.membership import MissingSitesError
 from fedtilt.flower.task import FederationInfo, ResolvedTask
 from fedtilt.flower.training_history import Change, JumpCheck, TrainingHistory
 from fedtilt.locks import locked
-from fedtilt.parts import Parts, Tensors, constants_of, tied_parameters
+from fedtilt.parts import Parts, constants_of, tied_parameters
 from fedtilt.spec import dump
+from fedtilt.state import ServerState
 from fedtilt.storage.predictions import declared_sets
 from fedtilt.storage.provenance import record_environment, recorded_settings, seed_folder
 from fedtilt.storage.run_folder import RunFolder
@@ -89,7 +90,7 @@ class ServerRunFolder:
         """Whether the folder contains a run, to resume or to reject."""
         return (self._seed_folder / "fingerprint.json").exists()
 
-    def begin(self, server: Tensors, notice: Callable[[str], None]) -> tuple[int, Tensors]:
+    def begin(self, server: ServerState, notice: Callable[[str], None]) -> tuple[int, ServerState]:
         """The round of the last checkpoint, or of `back_to`, and the server state; or round 0 and `server`.
 
         Raises InputError for the folder of another run.
@@ -145,7 +146,7 @@ class ServerRunFolder:
         write_json(self._history_file, self.history.to_json())
         return state
 
-    def jump_check(self, k: float, round: int, server: Tensors, notice: Callable[[str], None]) -> JumpCheck:
+    def jump_check(self, k: float, round: int, server: ServerState, notice: Callable[[str], None]) -> JumpCheck:
         """The check that continues after a round with this server state, with what is recorded of the rounds before.
 
         A change of the shared model may be `k` times the median; `notice` is called with messages about damage.
@@ -153,9 +154,9 @@ class ServerRunFolder:
         good, model = (round, server) if self._is_good(round) else self._last_good(round, server, notice)
         entries = sorted((int(number), entry) for number, entry in self._participation["rounds"].items())
         changes = [e["change"] for number, e in entries if number <= good and self._is_good(number) and "change" in e]
-        return JumpCheck(k, good, model["parameters"], changes)
+        return JumpCheck(k, good, model.parameters, changes)
 
-    def _last_good(self, round: int, server: Tensors, notice: Callable[[str], None]) -> tuple[int, Tensors]:
+    def _last_good(self, round: int, server: ServerState, notice: Callable[[str], None]) -> tuple[int, ServerState]:
         """The last good round that can be read, and its server state; the last round if there is none."""
         for kept in reversed(self.kept_rounds()):
             if not self._is_good(kept):
@@ -169,7 +170,7 @@ class ServerRunFolder:
     def _is_good(self, round: int) -> bool:
         return "jump" not in self._participation["rounds"].get(str(round), {})
 
-    def save_checkpoint(self, round: int, server: Tensors) -> None:
+    def save_checkpoint(self, round: int, server: ServerState) -> None:
         """Save the server state after a round; the last good rounds are kept too."""
         good = sorted(kept for kept in {*self.kept_rounds(), round} if self._is_good(kept))
         state = FederationState(round, {self._method: server}, self._run_folder.client_states)

@@ -38,7 +38,8 @@ from fedtilt.flower.task import NodeConfig, Task
 from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.locks import locked
 from fedtilt.models import recipe
-from fedtilt.parts import Tensors, constants_of
+from fedtilt.parts import constants_of
+from fedtilt.state import ClientState, ServerState, Slot
 from fedtilt.storage.evaluations import write_counts
 from fedtilt.storage.predictions import write_predictions
 from fedtilt.storage.run_folder import RunFolder, model_description
@@ -97,21 +98,21 @@ class Site:
                 write_json(self._folder / "schema.json", self._schema.to_json())
             yield SiteStates(self._folder, history)
 
-    def _read(self, stored: SiteState | None) -> tuple[dict[str, Tensor], str | None]:
-        """The tensors of a state, and why the site starts again with nothing if they are damaged."""
+    def _read(self, stored: SiteState | None) -> tuple[ClientState, str | None]:
+        """A state, and why the site starts again with nothing if it is damaged."""
         if stored is None:
-            return {}, None
+            return ClientState(), None
         try:
             return stored.read(client_state_like(self.task.method, self.parts, self._model)), None
         except DamagedState as damage:
             _log.warning("%s", damage)
-            return {}, str(damage)
+            return ClientState(), str(damage)
 
     def train(self, instruction: Instruction) -> ClientUpdate:
         """Train one round: return what is sent, store the state."""
         method, settings, parts, round = self.task.method, self.task.settings, self.parts, instruction.round
         device = pick_device(settings.device)
-        received = {name: tensor.to(device) for name, tensor in instruction.received.items()}
+        received = instruction.received.to(device)
         with self._states(instruction.history) as states:
             before, _ = self._read(states.current(instruction.base_round))
             group = self.federation.group
@@ -125,11 +126,11 @@ class Site:
                 net=self._model,
             )  # fmt: skip
             if settings.audit:
-                state |= self._collect(jobs, trained, before, round)
+                state = state.with_slots({"audit": self._collect(jobs, trained, before, round)})
                 suspects = write_suspects(self._folder, self.federation, self.number, method.name, state)
                 if self.declares["suspects"]:
                     update = update._replace(declared={**update.declared, "suspects": float(suspects)})
-            if state:
+            if not state.is_empty:
                 states.save(round, instruction.base_round, state, instruction.keep)
         return update
 
@@ -157,16 +158,16 @@ class Site:
         return dict(zip(jobs, results, strict=True))
 
     def _collect(
-        self, jobs: Mapping[str, LocalJob], trained: Mapping[str, Trained], before: Tensors, round: int
-    ) -> dict[str, Tensor]:
+        self, jobs: Mapping[str, LocalJob], trained: Mapping[str, Trained], before: ClientState, round: int
+    ) -> Slot:
         """What the audit collects about the site's samples; it starts again if their number has changed."""
         settings, name = self.task.settings, self.task.method.name
         device = pick_device(settings.device)
         x, y = self.federation.train(self.number, seed=settings.seed, round=round, device=device)
         groups = self.federation.train_groups(self.number, device=device)
-        if len(before.get("audit_p", y)) != len(y):
+        if len(before.slot("audit").get("p", y)) != len(y):
             _log.warning("the site has other samples than before: its audit starts again")
-            before = {}
+            before = ClientState()
         client = ClientRound({name: jobs}, {name: trained}, {name: before}, x, y, groups)
         (sums,) = Collector(self._model, self.parts).collect([client])
         return sums[name]
@@ -178,28 +179,28 @@ class Site:
         with self._states(instruction.history) as states:
             stored = states.current(round)
             kept, damage = self._read(stored)
-            if stored is not None and kept:
+            if stored is not None and not kept.is_empty:
                 client_states.put((method.name, self.number), stored.round, kept)
             by = self.federation.label_group
             evaluator = Evaluator(self.federation, self._model.to(device), self.parts, device, by=by)
-            server = {name: tensor.to(device) for name, tensor in instruction.received.items()}
-            state = FederationState(round, {method.name: server}, client_states)
+            state = FederationState(round, {method.name: instruction.received.to(device)}, client_states)
             counts = evaluator.all_counts([method], state)[method.name]
             shared, total = counts.shared[self.number], evaluator.total[self.number]
-            personal = counts.personal[self.number] if kept and counts.personal is not None else None
+            personal = None if kept.is_empty or counts.personal is None else counts.personal[self.number]
             spreads = class_spreads(shared, personal, total)
             predictions = self._predictions(evaluator, state)
             reply = EvaluationReply(shared, personal, total, spreads, self._declared(counts, predictions))
             write_report(
                 self._folder, round, self.federation.class_names, reply, instruction.history,
-                kept=list(kept), file=stored.path if stored is not None and kept else None, damage=damage,
+                kept=list(kept.to_tensors()), damage=damage,
+                file=None if stored is None or kept.is_empty else stored.path,
             )  # fmt: skip
             self._write_run(round, instruction.received, counts, evaluator.total)
             if predictions is not None and predictions.scores is not None:
                 write_predictions(self._folder, round, {method.name: predictions})
         return reply
 
-    def _write_run(self, round: int, received: Tensors, counts: Counts, total: Tensor) -> None:
+    def _write_run(self, round: int, received: ServerState, counts: Counts, total: Tensor) -> None:
         """Write what `fedtilt export` needs of the site's model, as in the folder of a simulated run."""
         method, data, own = self.task.method, self.federation.dataset, slice(self.number, self.number + 1)
         names, has_outliers = self.federation.class_names, self.federation.has_outliers[own]
@@ -217,7 +218,7 @@ class Site:
             ),
         )
         if not method.has_personal:  # the site uses the shared model, with parts of its own
-            write_tensors(self._folder / "shared.safetensors", received)
+            write_tensors(self._folder / "shared.safetensors", received.to_tensors())
         evaluation = self._folder / "evaluation.json"
         evaluation.unlink(missing_ok=True)
         if total[own].any():

@@ -10,23 +10,20 @@ over or goes back to an earlier round gets a new one, and older folders stay. A 
 the server can go back to. Files are written atomically, and have a digest.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
-from fedtilt.auditing import collect as audit
 from fedtilt.auditing.samples import audit_samples, suspects_csv
 from fedtilt.data import Federation
 from fedtilt.data.groups import in_words
 from fedtilt.engine.client_states import ClientStates
 from fedtilt.errors import InputError
 from fedtilt.evaluation.scores import scores_of
-from fedtilt.files import read_tensors, write_bytes, write_json, write_tensors
+from fedtilt.files import interpreting, read_tensors, write_bytes, write_json, write_tensors
 from fedtilt.flower.evaluation import EvaluationReply
 from fedtilt.flower.training_history import TrainingHistory
-from fedtilt.parts import Tensors
+from fedtilt.state import ClientState
 
 _KEPT = {"personal": "personal model", "local": "local parameters", "buffers": "buffers"}
 
@@ -41,18 +38,20 @@ class SiteState(NamedTuple):
     round: int
     path: Path
 
-    def read(self, expected: Tensors) -> dict[str, Tensor]:
-        """Tensors of the names, shapes and types of `expected`, or a `DamagedState`.
+    def read(self, expected: ClientState) -> ClientState:
+        """A state with the names, shapes and types of `expected`, or a `DamagedState`.
 
         A file that cannot be read at all may be intact, and is an `InputError`.
         """
         try:
-            state = read_tensors(self.path)
+            tensors = read_tensors(self.path)
+            with interpreting(self.path):
+                state = ClientState.from_tensors(tensors)
         except InputError as error:
             if isinstance(error.__cause__, OSError):
                 raise
             raise DamagedState(self._restart(str(error))) from error
-        model = {name: tensor for name, tensor in state.items() if name not in audit.NAMES}  # those are by sample
+        model = state.without_slot("audit")  # which is by sample
         if (found := _describe(model)) != (wanted := _describe(expected)):
             raise DamagedState(self._restart(f"{self.path} is of another model: it has {found} instead of {wanted}"))
         return state
@@ -95,12 +94,12 @@ class SiteStates:
                 return SiteState(aggregated[-1], _path(folder, aggregated[-1]))
         return None
 
-    def save(self, round: int, base_round: int, state: Tensors, keep: Collection[int] = ()) -> None:
+    def save(self, round: int, base_round: int, state: ClientState, keep: Collection[int] = ()) -> None:
         """Save the state of a round, and delete those that the server cannot go back to.
 
         It can go back to the rounds in `keep` and, if it never aggregates `round`, to `base_round`.
         """
-        write_tensors(self.path(round), state)
+        write_tensors(self.path(round), state.to_tensors())
         rounds = self.rounds()
         needed = {max((r for r in rounds if r <= kept), default=round) for kept in {base_round, *keep}}
         for stored in rounds:
@@ -117,9 +116,10 @@ def _path(folder: Path, round: int) -> Path:
     return folder / f"round-{round:05d}.safetensors"
 
 
-def _describe(tensors: Mapping[str, Tensor]) -> str:
+def _describe(state: ClientState) -> str:
     """Names, shapes and types in one line."""
-    return ", ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in sorted(tensors.items())) or "nothing"
+    tensors = sorted(state.to_tensors().items())
+    return ", ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in tensors) or "nothing"
 
 
 # -- reports ---------------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def write_report(
     write_bytes(folder / "report.txt", "\n".join(lines).encode())
 
 
-def write_suspects(folder: Path, federation: Federation, site: int, method: str, state: Tensors) -> int:
+def write_suspects(folder: Path, federation: Federation, site: int, method: str, state: ClientState) -> int:
     """Write suspects.csv, the samples of the site whose labels look wrong; returns how many there are."""
     states = ClientStates()
     states.put((method, site), 0, state)

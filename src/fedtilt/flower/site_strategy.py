@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,7 +15,7 @@ from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.root_set import RootSet
 from fedtilt.engine.server import ServerUpdate, server_update
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.engine.state import check_state, initial_server, messages_of
+from fedtilt.engine.state import check_server, initial_server, messages_of
 from fedtilt.engine.updates import invalid_updates
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.flower.evaluation import EvaluationReply, combine_replies, decode_evaluation_reply
@@ -26,7 +27,7 @@ from fedtilt.flower.run_folder import ServerRunFolder
 from fedtilt.flower.task import FederationInfo
 from fedtilt.flower.training_history import JumpCheck, TrainingHistory
 from fedtilt.methods import Method, check_bad_share
-from fedtilt.parts import Parts, Tensors
+from fedtilt.parts import Parts
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
 from fedtilt.storage.releases import Releases
 from fedtilt.toml_text import format_toml
@@ -71,8 +72,8 @@ class SiteStrategy(Strategy):
         self._mechanism = GaussianMechanism.of(settings, info.sites, parts)
         self._training_samples: dict[int, int | float] = {}  # of sites, in their last round
         self._releases = Releases(None)
-        self._server: Tensors = initial_server(method, parts, info.sites, net)
-        self._jumps = JumpCheck(settings.screen or 0.0, 0, self._server["parameters"])
+        self._server = initial_server(method, parts, info.sites, net)
+        self._jumps = JumpCheck(settings.screen or 0.0, 0, self._server.parameters)
         self.membership = Membership(
             sites=info.sites, classes=len(info.class_names), parts=parts, policy=self.policy, site_keys=site_keys,
             left_out=info.left_out, schema=info.schema,
@@ -91,7 +92,7 @@ class SiteStrategy(Strategy):
     ) -> Result:  # fmt: skip
         """Train to the last round, from the model's weights or from the last checkpoint of the run folder."""
         if initial_arrays is not None:
-            self._server = {**self._server, **decode_model(initial_arrays, self._parts)}
+            self._server = replace(decode_model(initial_arrays, self._parts), slots=self._server.slots)
         folder = self.run_folder
         waits_first = True  # before the folder is changed: if too few sites join, it stays as it is
         if folder is not None:
@@ -102,7 +103,7 @@ class SiteStrategy(Strategy):
         if folder is not None:
             needed = self._server
             self._rounds_before, self._server = folder.begin(needed, _log.warning)
-            check_state(self._server, needed, f"the state of the server for method {self.method.name!r}")
+            check_server(self.method, self._server, needed)
             self._history = folder.history
             k = self.settings.screen or 0.0
             self._jumps = folder.jump_check(k, self._rounds_before, self._server, _log.warning)
@@ -116,7 +117,7 @@ class SiteStrategy(Strategy):
             return Result()  # the run is finished
         if not waits_first:
             self.membership.wait_and_join(grid)
-        arrays, seconds = encode_model(self._parts, self._server), timeout or self.policy.deadline
+        arrays, seconds = self._encoded_model(), timeout or self.policy.deadline
         if self._rounds_before and not is_evaluated and self.settings.evaluates(self._rounds_before):
             # the previous run stopped between the training and the evaluation of its last round
             replies = grid.send_and_receive(self._evaluation_requests(self._rounds_before, arrays), timeout=seconds)
@@ -124,6 +125,9 @@ class SiteStrategy(Strategy):
         return super().start(
             grid, arrays, max(0, rounds - self._rounds_before), seconds, train_config, evaluate_config, evaluate_fn
         )
+
+    def _encoded_model(self) -> ArrayRecord:
+        return encode_model(self._parts, self._server.parameters, self._server.buffers)
 
     def _limit_rounds(self, mechanism: GaussianMechanism) -> None:
         """Stop where the budget of privacy ends; a round that was repeated after a damaged checkpoint counts again."""
@@ -169,7 +173,7 @@ class SiteStrategy(Strategy):
         if not self._selected:  # all of them have left: the model stays as it is
             if self.run_folder is not None:
                 self.run_folder.save_checkpoint(round, self._server)
-            return encode_model(self._parts, self._server), None
+            return self._encoded_model(), None
         accepted, rejected, missing = self.membership.collect(
             "train", self._selected, self._requested, replies,
             lambda r: decode_train_reply(r, round, self._parts, self.policy.max_samples, self._messages.to_server),
@@ -188,7 +192,7 @@ class SiteStrategy(Strategy):
         if mechanism is not None:
             self._releases.add()
         self._record_screening(round, updated)
-        change = self._jumps.check(round, self._server["parameters"], updated.state["parameters"])
+        change = self._jumps.check(round, self._server.parameters, updated.state.parameters)
         self._server = updated.state
         if self.run_folder is not None:
             self.run_folder.record_change(round, change)
@@ -196,7 +200,7 @@ class SiteStrategy(Strategy):
         if change.jump is not None:
             _log.warning("round %d: %s", round, change.jump)
         metrics = {"sites": len(accepted), "rejected": len(rejected), "jumped": int(change.jump is not None)}
-        return encode_model(self._parts, self._server), MetricRecord({**metrics, "change": change.length})
+        return self._encoded_model(), MetricRecord({**metrics, "change": change.length})
 
     def _root_model(self, round: int) -> Tensor | None:
         """The shared parameters after a round on the root set, if there is one."""

@@ -26,7 +26,8 @@ from fedtilt.flower.task import SCREEN
 from fedtilt.methods import Method, check_bad_share
 from fedtilt.methods.aggregators import QFfl, Rooted
 from fedtilt.methods.component import is_built_in
-from fedtilt.parts import Parts, Tensors, named_pieces
+from fedtilt.parts import Parts, named_pieces
+from fedtilt.state import ServerState, Slot
 from fedtilt.toml_text import format_toml
 
 _log = logging.getLogger("flwr")
@@ -78,10 +79,10 @@ class FedTiltStrategy(FedAvg):
             raise InputError(f"lr = {lr:g} has no effect on aggregator {rule.label!r}; leave it out")
         self._buffers = tuple(buffers)
         self._layout = _Layout({}, frozenset())
-        self._received: dict[str, Tensor] = {}
+        self._received = ServerState(torch.zeros(0))
         self._requested: list[int] = []  # nodes that train in this round
         self._numbers: dict[int, int] = {}  # node → its client number
-        self._server: dict[str, Tensor] = {}
+        self._slots: Mapping[str, Slot] | None = None  # None: before the first round
 
     def summary(self) -> None:
         """Log the settings."""
@@ -106,22 +107,24 @@ class FedTiltStrategy(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate the valid models; without any, the model stays as it is."""
-        if not self._server:
-            self._server = initial_server(self.method, Parts.plain(self._received["parameters"]), len(self._numbers))
-        self._server |= self._received
+        if self._slots is None:
+            parts = Parts.plain(self._received.parameters)
+            self._slots = initial_server(self.method, parts, len(self._numbers)).slots
+        server = self._received.with_slots(self._slots)
         if not self._requested:
             return None, None
         updates, contents, rejected = self._decode(list(replies))
         nodes = {number: node for node, number in self._numbers.items()}
-        for number, reason in invalid_updates(self.method, updates, self._server).items():
+        for number, reason in invalid_updates(self.method, updates, server).items():
             rejected[nodes[number]] = reason
             del updates[number]
         if updates:
             updated = server_update(
-                self.method, self._server, updates, self.settings, selected=len(self._requested), round=server_round,
+                self.method, server, updates, self.settings, selected=len(self._requested), round=server_round,
                 clients=len(self._numbers),
             )  # fmt: skip
-            self._server = updated.state
+            server = updated.state
+            self._slots = server.slots
             for number, text in sorted(updated.bounded.items()):
                 _log.warning("round %d: node %d %s", server_round, nodes[number], text)
             rejected |= {nodes[number]: text for number, text in updated.rejected.items()}
@@ -133,7 +136,7 @@ class FedTiltStrategy(FedAvg):
             return None, MetricRecord({"rejected-replies": len(rejected)})
         metrics = self.train_metrics_aggr_fn(used, self.weighted_by_key)
         metrics["rejected-replies"] = len(rejected)
-        return self._layout.arrays(self._server), metrics
+        return self._layout.arrays(server), metrics
 
     def _decode(self, replies: list[Message]) -> tuple[dict[int, ClientUpdate], dict[int, Any], dict[int, str]]:
         """By client number, the updates; by node, the content of their replies, and why others are rejected."""
@@ -154,7 +157,7 @@ class FedTiltStrategy(FedAvg):
                 (record,), (numbers,) = arrays.values(), metrics.values()
                 samples = read_size(numbers, self.weighted_by_key, _MOST_SAMPLES)
                 model = self._layout.vectors(read_arrays(record, self._layout.types))
-                update = ClientUpdate(model["parameters"], samples, model.get("buffers"), read_declared(numbers))
+                update = ClientUpdate(model.parameters, samples, model.buffers, read_declared(numbers))
             except RejectedReply as reason:
                 rejected[node] = str(reason)
                 continue
@@ -164,7 +167,7 @@ class FedTiltStrategy(FedAvg):
 
 @dataclass(frozen=True)
 class _Layout:
-    """The arrays of a model in messages, and as the server's vectors: "parameters" (P,) and "buffers" (B,)."""
+    """The arrays of a model in messages, and as the server's vectors (P,) and (B,)."""
 
     types: dict[str, tuple[tuple[int, ...], str]]  # name → shape, type
     buffers: frozenset[str]
@@ -184,21 +187,22 @@ class _Layout:
             )
         return cls(types, buffers)
 
-    def vectors(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    def vectors(self, arrays: Mapping[str, np.ndarray]) -> ServerState:
         """Arrays as vectors: parameters in float32 unless one has more digits, buffers in float64."""
         model = [array.ravel() for name, array in arrays.items() if name not in self.buffers]
-        vectors = {"parameters": np.concatenate([*model, np.zeros(0, np.float32)])}
-        if self.buffers:
-            averaged = [array.ravel() for name, array in arrays.items() if name in self.buffers]
-            vectors["buffers"] = np.concatenate([*averaged, np.zeros(0)], dtype=np.float64)
-        return {name: torch.from_numpy(vector) for name, vector in vectors.items()}
+        parameters = torch.from_numpy(np.concatenate([*model, np.zeros(0, np.float32)]))
+        averaged = [array.ravel() for name, array in arrays.items() if name in self.buffers]
+        return ServerState(
+            parameters, torch.from_numpy(np.concatenate(averaged, dtype=np.float64)) if averaged else None
+        )
 
-    def arrays(self, vectors: Tensors) -> ArrayRecord:
+    def arrays(self, server: ServerState) -> ArrayRecord:
         """The inverse of `vectors`, in the types of the arrays."""
         pieces: dict[str, Tensor] = {}
-        for key, names in (("parameters", self.types.keys() - self.buffers), ("buffers", self.buffers)):
-            if names:
-                pieces |= named_pieces(vectors[key], {n: shape for n, (shape, _) in self.types.items() if n in names})
+        for vector, is_buffer in ((server.parameters, False), (server.buffers, True)):
+            if vector is not None:
+                shapes = {n: shape for n, (shape, _) in self.types.items() if (n in self.buffers) == is_buffer}
+                pieces |= named_pieces(vector, shapes)
         arrays = ArrayRecord()
         for name, (_, dtype) in self.types.items():
             values = pieces[name].round() if _is_whole(dtype) else pieces[name]

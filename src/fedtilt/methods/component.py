@@ -20,8 +20,8 @@ from fedtilt.config.named import NamedSettings
 from fedtilt.errors import InputError
 from fedtilt.math.mixing import mix
 from fedtilt.math.robust import bad_count
+from fedtilt.state import Slot
 
-Slot = Mapping[str, Tensor]  # what a component remembers
 KINDS = (
     "objective", "personal", "local", "correction", "training", "weighting", "before", "aggregator", "optimizer",
 )  # fmt: skip

@@ -17,8 +17,9 @@ from fedtilt.evaluation.threshold import Threshold
 from fedtilt.files import interpreting, read_bytes, write_bytes, write_tensors
 from fedtilt.imports import import_extra
 from fedtilt.models import ModelSource, build_exported, exported_shape, logits
-from fedtilt.parts import Tensors, match_names, named_pieces
+from fedtilt.parts import match_names, named_pieces
 from fedtilt.runs.trained_run import TrainedRun, read_trained_run
+from fedtilt.state import ClientState, ServerState
 
 _NOT_EXPORTED = ("clients", "has_outliers", "attackers", "about_data", "group", "class_names", "thresholds")
 _TOLERANCE = 1e-4  # of the outputs of ONNX Runtime, relative to the largest
@@ -111,27 +112,20 @@ def export_of(
             sources = {part: "left out" if source == "initial" else source for part, source in sources.items()}
         values = description | {"method": method, "round": run.round} | sources
         texts = {key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items()}
-        return Export(tensors, texts, sources, "personal" in kept, run.round, method, description.get("client"))
+        return Export(tensors, texts, sources, kept.personal is not None, run.round, method, description.get("client"))
 
 
-def state_dict(
-    folder: str | os.PathLike[str], method: str, client: int | str | None = None, seed: int | None = None
-) -> dict[str, Tensor]:
-    """The tensors of `export_model`, as `load_state_dict` takes them."""
-    return export_model(folder, method, client, seed).tensors
-
-
-def _client_state(run: TrainedRun, method: str, number: int | None) -> Tensors:
+def _client_state(run: TrainedRun, method: str, number: int | None) -> ClientState:
     """The state of a client, or an error that says why there is none."""
     if number is None:
-        return {}
+        return ClientState()
     kept = run.client_state(method, number)
-    if not kept and run.own_client is None:
+    if kept.is_empty and run.own_client is None:
         raise InputError(
             f"client {run.clients[number]} has no personal model of method {method!r}, and no local parameters or "
             "buffers: it was never selected, or there are none; export the shared model, without --client"
         )
-    if not kept and not run.server[method]:
+    if kept.is_empty and run.server[method] is None:
         raise InputError(
             f"{run.source} has no model of its own: the site was never selected, or its file is damaged (see "
             "report.txt); export the shared model on the server"
@@ -139,14 +133,15 @@ def _client_state(run: TrainedRun, method: str, number: int | None) -> Tensors:
     return kept
 
 
-def _sources(fingerprint: Mapping[str, Any], server: Tensors, kept: Tensors) -> dict[str, str]:
+def _sources(fingerprint: Mapping[str, Any], server: ServerState | None, kept: ClientState) -> dict[str, str]:
     """Where local parameters and buffers of an exported model come from, if it has any."""
     sources = {}
     if fingerprint["local"]:
-        sources["local_parameters"] = "of the client" if "local" in kept else "initial"
+        sources["local_parameters"] = "of the client" if kept.local is not None else "initial"
     if fingerprint["buffers"]:
-        of_client = "personal_buffers" in kept or "buffers" in kept
-        sources["buffers"] = "of the client" if of_client else "averaged" if "buffers" in server else "initial"
+        of_client = kept.personal_buffers is not None or kept.buffers is not None
+        is_averaged = server is not None and server.buffers is not None
+        sources["buffers"] = "of the client" if of_client else "averaged" if is_averaged else "initial"
     return sources
 
 
@@ -167,19 +162,19 @@ def _trained_names(fingerprint: Mapping[str, Any], sources: Mapping[str, str]) -
 
 
 def _named_state(
-    fingerprint: Mapping[str, Any], constants: Tensors, server: Tensors, kept: Tensors
+    fingerprint: Mapping[str, Any], constants: Mapping[str, Tensor], server: ServerState | None, kept: ClientState
 ) -> dict[str, Tensor]:
     """A model's tensors by name: constants of the run, over them the server state, over it that of the client."""
     trained, local = fingerprint["model"], fingerprint["local"]
     pieces = dict(constants)
-    if "parameters" in server:  # a site with a personal model has none
-        pieces |= named_pieces(server["parameters"], {n: s for n, s in trained.items() if n not in local})
-    if "local" in kept:
-        pieces |= named_pieces(kept["local"], {name: shape for name, shape in trained.items() if name in local})
-    if "personal" in kept:
-        pieces |= named_pieces(kept["personal"], trained)
-    buffers = kept.get("personal_buffers", kept.get("buffers", server.get("buffers")))
-    if buffers is not None:
+    if server is not None:  # a site with a personal model has none
+        pieces |= named_pieces(server.parameters, {n: s for n, s in trained.items() if n not in local})
+    if kept.local is not None:
+        pieces |= named_pieces(kept.local, {name: shape for name, shape in trained.items() if name in local})
+    if kept.personal is not None:
+        pieces |= named_pieces(kept.personal, trained)
+    found = kept.personal_buffers, kept.buffers, None if server is None else server.buffers
+    if (buffers := next((b for b in found if b is not None), None)) is not None:
         named = named_pieces(buffers, fingerprint["buffers"])
         pieces |= {name: buffer.to(constants[name].dtype) for name, buffer in named.items() if name in constants}
     return pieces | {name: pieces[first].clone() for name, first in fingerprint["tied"].items()}

@@ -15,6 +15,7 @@ from fedtilt.locks import locked
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.spec_run import run_spec, spec_of
 from fedtilt.runs.trained_run import open_seed, open_state
+from fedtilt.state import ClientState, ServerState
 from fedtilt.storage.provenance import read_record, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 
@@ -70,13 +71,13 @@ def model_digest(folder: Path) -> str:
     for seed in read_record(folder)["seeds"]:
         _, run_folder, state = open_state(folder, seed)
         names = run_folder.description()["clients"]
-        tensors = dict(state.server) | {
+        states: dict[str, ServerState | ClientState] = dict(state.server) | {
             f"{method}/{names[n]}": state.client_states.get((method, n))
             for method in state.server
             for n in range(len(names))
         }
-        for owner, by_name in sorted(tensors.items()):
-            for key, tensor in sorted(by_name.items()):
+        for owner, of_owner in sorted(states.items()):
+            for key, tensor in sorted(of_owner.to_tensors().items()):
                 digest.update(f"{owner}/{key}".encode())
                 digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()

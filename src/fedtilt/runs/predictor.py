@@ -21,10 +21,9 @@ from fedtilt.files import interpreting, read_metadata, read_tensors, reading
 from fedtilt.imports import import_extra
 from fedtilt.models import ModelSource, build_exported, exported_shape, logits
 from fedtilt.runs.export import export_model, read_onnx
-from fedtilt.text_tables import csv_text
+from fedtilt.text_tables import csv_text, first_names
 
 _BATCH = 1024  # rows of a forward pass
-_NAMED = 5  # rows that a warning names
 EMPTY_SET = "(no class)"  # in a table; of a row that cannot be used, the cell is empty
 
 
@@ -166,10 +165,9 @@ class Predictor:
 
     def _warned(self, found: PredictedRows) -> PredictedRows:
         if found.problems:
-            texts = [f"{found.rows[i]} ({reason})" for i, reason in list(found.problems.items())[:_NAMED]]
-            more = f" and {len(found.problems) - _NAMED} more" if len(found.problems) > _NAMED else ""
+            named = first_names([f"{found.rows[i]} ({reason})" for i, reason in found.problems.items()], 5)
             rows = f"{len(found.problems)} of {len(found.rows)} rows cannot be used, and have no prediction"
-            warnings.warn(InputWarning(f"{rows}: {', '.join(texts)}{more}"), stacklevel=3)
+            warnings.warn(InputWarning(f"{rows}: {named}"), stacklevel=3)
         return found
 
     def _run(self, x: Inputs) -> Tensor:

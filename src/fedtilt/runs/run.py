@@ -36,6 +36,7 @@ from fedtilt.runs.model_card import write_export
 from fedtilt.runs.notebook import with_notebook_progress
 from fedtilt.runs.trained_run import Evaluation, TrainedRun, read_trained_run
 from fedtilt.simulation import Round
+from fedtilt.state import ServerState
 from fedtilt.storage.fingerprint import check_other_seeds, continued, fingerprint_of
 from fedtilt.storage.predictions import has_predictions, is_small, read_prediction, write_predictions
 from fedtilt.storage.provenance import environment, is_started, read_record, record_environment, seed_folder
@@ -226,13 +227,13 @@ def _trained_run(
     """A function that returns the run for exports."""
     if isinstance(recorder, RunFolder):  # not from memory: the results of many seeds would keep their models
         return partial(read_trained_run, recorder.folder.parent, fingerprint["train"]["seed"])
-    server = {name: {key: tensor.cpu() for key, tensor in found.items()} for name, found in state.server.items()}
+    server = {name: found.map(torch.Tensor.cpu) for name, found in state.server.items()}
     # no lambda: a result can be copied to another process
     return partial(_run_in_memory, recorder, server, state.client_states, state.round, fingerprint, predictions)
 
 
 def _run_in_memory(
-    recorder: Recorder, server: dict[str, dict[str, torch.Tensor]], states: ClientStates, round: int,
+    recorder: Recorder, server: Mapping[str, ServerState], states: ClientStates, round: int,
     fingerprint: Mapping[str, Any], predictions: "_PredictionsByMethod",
 ) -> TrainedRun:  # fmt: skip
     def evaluation(method: str) -> Evaluation:
@@ -298,7 +299,7 @@ def _result(
                 _net=net,
                 _target=prepared.federation.target,
                 _parts=prepared.parts.keeping(m.local_names),
-                _server={name: tensor.cpu() for name, tensor in state.server[m.name].items()},
+                _server=state.server[m.name].map(torch.Tensor.cpu),
                 _client_states=state.client_states,
                 _predict=predictions[m.name],
             )
@@ -326,8 +327,8 @@ def _predictions_of(
     """A function that returns the predictions of a method."""
     if isinstance(recorder, RunFolder):  # not from the federation: the results of many seeds would keep their data
         return partial(read_prediction, recorder.folder, state.round, method.name)
-    server = {method.name: {name: tensor.cpu() for name, tensor in state.server[method.name].items()}}
-    last = FederationState(state.round, {**server}, state.client_states)
+    server = {method.name: state.server[method.name].map(torch.Tensor.cpu)}
+    last = FederationState(state.round, server, state.client_states)
     return _ComputedOnce(method, prepared, last)
 
 

@@ -15,7 +15,7 @@ from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.prediction_sets import Scores
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import interpreting, read_json, read_tensors
-from fedtilt.parts import Tensors
+from fedtilt.state import ClientState, ServerState
 from fedtilt.storage.evaluations import read_counts
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.predictions import read_predictions
@@ -38,9 +38,9 @@ class TrainedRun(NamedTuple):
     source: str  # where it is, for messages
     fingerprint: Mapping[str, Any]
     description: Mapping[str, Any]  # names of clients and classes, and how to build the model and its input
-    constants: Tensors  # frozen parameters, initial local parameters and buffers
-    server: Mapping[str, Tensors]  # method → server state
-    client_state: Callable[[str, int], Tensors]  # of a method and a client's number
+    constants: Mapping[str, Tensor]  # frozen parameters, initial local parameters and buffers
+    server: Mapping[str, ServerState | None]  # by method; None: on a site with a personal model
+    client_state: Callable[[str, int], ClientState]  # of a method and a client's number
     round: int
     evaluation: Callable[[str], Evaluation | None]  # of a method; None: the round was not evaluated
     scores: Callable[[str], Scores | None] = lambda _: None  # of a method on validation data; None: there are none
@@ -81,7 +81,7 @@ def read_trained_run(folder: Path, seed: int | None = None, round: int | None = 
     _, run_folder, state = open_state(folder, seed, round)
     fingerprint = read_fingerprint(run_folder.folder / "fingerprint.json")
 
-    def client_state(method: str, client: int) -> Tensors:
+    def client_state(method: str, client: int) -> ClientState:
         if fingerprint.get("runner") == "flower":
             name = run_folder.client_name(client)
             raise InputError(
@@ -131,8 +131,9 @@ def _read_site(folder: Path) -> TrainedRun:
     with interpreting(folder):
         method, round = next(iter(fingerprint["methods"])), int(report["round"])
         stored, shared = report["file"], folder / "shared.safetensors"
-        kept = {} if stored is None else read_tensors(folder / Path(stored).parent.name / Path(stored).name)
-        server = read_tensors(shared) if shared.exists() else {}
+        tensors = {} if stored is None else read_tensors(folder / Path(stored).parent.name / Path(stored).name)
+        kept = ClientState.from_tensors(tensors)
+        server = ServerState.from_tensors(read_tensors(shared)) if shared.exists() else None
         evaluation = None
         if (folder / "evaluation.json").exists():
             counts, total = read_counts(folder / "counts.safetensors")

@@ -15,13 +15,13 @@ from fedtilt.engine.root_set import RootSet
 from fedtilt.engine.server import RoundRule
 from fedtilt.executors.in_process import Executor
 from fedtilt.methods import ServerRound
-from fedtilt.parts import Tensors
+from fedtilt.state import ClientState, ServerState
 from fedtilt.training import LocalJob, Trained, distinct_jobs
 
-ClientTensors = dict[str, dict[int, dict[str, Tensor]]]  # method → client → tensors
+Sums = dict[str, dict[int, dict[str, Tensor]]]  # method → client → what the audit collects
 
 
-def merge_equal(server: Mapping[str, Tensors]) -> dict[str, Tensors]:
+def merge_equal(server: Mapping[str, ServerState]) -> dict[str, ServerState]:
     """The server states, equal tensors as the same object, so that `distinct_jobs` finds their identical jobs."""
     distinct: list[Tensor] = []
 
@@ -32,7 +32,7 @@ def merge_equal(server: Mapping[str, Tensors]) -> dict[str, Tensors]:
             distinct.append(tensor)
         return tensor if equal is None else equal
 
-    return {method: {name: merge(t) for name, t in tensors.items()} for method, tensors in server.items()}
+    return {method: state.map(merge) for method, state in server.items()}
 
 
 Plans = dict[int, dict[str, dict[str, LocalJob]]]  # client → method → its jobs
@@ -40,7 +40,7 @@ Plans = dict[int, dict[str, dict[str, LocalJob]]]  # client → method → its j
 
 def plan_clients(
     prepared: PreparedRun,
-    server: Mapping[str, Tensors],
+    server: Mapping[str, ServerState],
     client_states: ClientStates,
     clients: Sequence[int],
     round: int,
@@ -51,13 +51,13 @@ def plan_clients(
         without_state: dict[str, LocalJob] | None = None
         for client in clients:
             kept = client_states.get((m.name, client), fetch=False)
-            jobs = None if kept else without_state
+            jobs = without_state if kept.is_empty else None
             if jobs is None:
                 jobs = plan(
                     m, server[m.name], kept, parts=prepared.parts, settings=prepared.settings, round=round,
                     group=prepared.federation.group, net=prepared.net,
                 )  # fmt: skip
-                without_state = without_state if kept else jobs
+                without_state = jobs if kept.is_empty else without_state
             plans[client][m.name] = jobs
     return plans
 
@@ -69,14 +69,14 @@ def train_clients(
     number: int,
     client_states: ClientStates,
     collector: Collector | None,
-) -> tuple[dict[str, dict[int, ClientUpdate]], ClientTensors, ClientTensors]:
+) -> tuple[dict[str, dict[int, ClientUpdate]], dict[str, dict[int, ClientState]], Sums]:
     """Updates, new client states, and what the audit collects; jobs that methods have in common train once."""
     jobs, positions = {}, {}  # by client: its distinct jobs, and for every planned job its position among them
     for client, by_method in plans.items():
         jobs[client], positions[client] = distinct_jobs([job for p in by_method.values() for job in p.values()])
     updates: dict[str, dict[int, ClientUpdate]] = {m.name: {} for m in prepared.methods}
-    kept: ClientTensors = {m.name: {} for m in prepared.methods}
-    audited: ClientTensors = {m.name: {} for m in prepared.methods}
+    kept: dict[str, dict[int, ClientState]] = {m.name: {} for m in prepared.methods}
+    audited: Sums = {m.name: {} for m in prepared.methods}
     all_trained: dict[int, dict[str, dict[str, Trained]]] = {}
     for client, results in executor.train(number, jobs):
         by_job = iter(results[i] for i in positions[client])
@@ -101,7 +101,7 @@ def _collect(
     number: int,
     client_states: ClientStates,
     collector: Collector,
-) -> ClientTensors:
+) -> Sums:
     """What the audit collects in this round."""
     federation, seed, device = prepared.federation, prepared.settings.seed, prepared.device
 
@@ -116,17 +116,17 @@ def _collect(
     return {m.name: {client: sums[client][m.name] for client in clients} for m in prepared.methods}
 
 
-def store_states(state: FederationState, kept: ClientTensors, audited: ClientTensors) -> None:
+def store_states(state: FederationState, kept: Mapping[str, Mapping[int, ClientState]], audited: Sums) -> None:
     """Store the client states after a round."""
     for name, by_client in kept.items():
-        for client, tensors in sorted(by_client.items()):
+        for client, next_state in sorted(by_client.items()):
             # copies: a trained model may be a view into a stack of all models, which would stay in memory
-            stored = {key: tensor.clone() for key, tensor in tensors.items()} | audited[name].get(client, {})
-            if stored:
+            stored = next_state.map(Tensor.clone).with_slots({"audit": audited[name].get(client, {})})
+            if not stored.is_empty:
                 state.client_states.put((name, client), state.round, stored)
 
 
-def train_on_root_sets(prepared: PreparedRun, server: Mapping[str, Tensors], round: int) -> dict[str, Tensor]:
+def train_on_root_sets(prepared: PreparedRun, server: Mapping[str, ServerState], round: int) -> dict[str, Tensor]:
     """For every method with a root set, the shared parameters after a client's round on the root set."""
     settings, federation, trained = prepared.settings, prepared.federation, {}
     for m in prepared.methods:
@@ -141,7 +141,7 @@ def train_on_root_sets(prepared: PreparedRun, server: Mapping[str, Tensors], rou
 
 def received_updates(
     prepared: PreparedRun,
-    server: Mapping[str, Tensors],
+    server: Mapping[str, ServerState],
     updates: Mapping[str, Mapping[int, ClientUpdate]],
     roots: Mapping[str, Tensor],
     number: int,
@@ -154,7 +154,7 @@ def received_updates(
     for m in prepared.methods:
         by_client = {client: updates[m.name][client] for client in sorted(updates[m.name])}
         asked = ServerRound(
-            received=server[m.name]["parameters"], population=federation.clients, selected=len(by_client),
+            received=server[m.name].parameters, population=federation.clients, selected=len(by_client),
             round=number, root=roots.get(m.name),
         )  # fmt: skip
         rule, _ = RoundRule.of(m, server[m.name], asked, by_client, settings)

@@ -19,7 +19,7 @@ from fedtilt.engine.client_states import ClientStates, FederationState, RestartP
 from fedtilt.engine.prepare import PreparedRun, check_effects, make_executor, prepare
 from fedtilt.engine.server import ServerUpdate, server_update
 from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
-from fedtilt.engine.state import check_state, initial_server, tensors_on
+from fedtilt.engine.state import check_server, initial_server
 from fedtilt.engine.updates import check_finite
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
@@ -28,7 +28,6 @@ from fedtilt.evaluation.stop_check import StopCheck
 from fedtilt.executors.in_process import Executor, one_thread
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
-from fedtilt.parts import Tensors
 from fedtilt.simulation.client_training import (
     merge_equal,
     plan_clients,
@@ -96,19 +95,14 @@ def simulate_prepared(
 ) -> Generator[Round, None, None]:
     """`simulate` with checked inputs; `notice` is called with messages for the user, which else are warnings."""
     methods, device = prepared.methods, prepared.device
+    initial = {m.name: initial_server(m, prepared.parts, prepared.federation.clients, prepared.net) for m in methods}
     if state is None:
-        servers: dict[str, Tensors] = {
-            m.name: tensors_on(device, initial_server(m, prepared.parts, prepared.federation.clients, prepared.net))
-            for m in methods
-        }
-        state = FederationState(0, servers, ClientStates() if client_states is None else client_states)
-    else:
-        for m in methods:
-            if m.name not in state.server:
-                raise InputError(f"state has no method {m.name!r}; it has {', '.join(state.server)}")
-            needed = initial_server(m, prepared.parts, prepared.federation.clients, prepared.net)
-            check_state(state.server[m.name], needed, f"the state of the server for method {m.name!r}")
-        state.server = {m.name: tensors_on(device, state.server[m.name]) for m in methods}
+        state = FederationState(0, initial, ClientStates() if client_states is None else client_states)
+    for m in methods:
+        if m.name not in state.server:
+            raise InputError(f"state has no method {m.name!r}; it has {', '.join(state.server)}")
+        check_server(m, state.server[m.name], initial[m.name])
+    state.server = {m.name: state.server[m.name].to(device) for m in methods}
     return _rounds(prepared, state, notice or (lambda text: warn([text])), releases or Releases(None, state.round))
 
 

@@ -12,8 +12,9 @@ from fedtilt.engine.client_states import FederationState
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts, Metrics, compute_metrics
 from fedtilt.models import in_target_unit
-from fedtilt.parts import Parts, Tensors
+from fedtilt.parts import Parts
 from fedtilt.privacy.gaussian_mechanism import PrivacyLoss
+from fedtilt.state import ClientState
 from fedtilt.training import BackendChoice
 
 
@@ -52,7 +53,7 @@ class Round:
     def model(self, method: str, client: int | str | None = None) -> nn.Module:
         """A copy of the method's shared model or, with `client`, of the model that this client uses."""
         self._check(method)
-        kept: Tensors = {}
+        kept = ClientState()
         if client is not None:
             kept = self.state.client_states.get((method, client_number(client, self.client_names)))
         parts = self._parts[method]

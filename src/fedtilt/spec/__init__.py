@@ -9,7 +9,7 @@ from fedtilt.spec.build import (
     train_settings_of,
 )
 from fedtilt.spec.data_fields import DataSpec
-from fedtilt.spec.fields import ClientsSpec, ModelSpec, Spec, StorageSpec
+from fedtilt.spec.fields import ModelSpec, Spec, StorageSpec
 from fedtilt.spec.json_schema import json_schema
 from fedtilt.spec.method import MethodSpec
 from fedtilt.spec.read import builtin_names, load, parse

@@ -22,10 +22,8 @@ from fedtilt.spec.fields import Spec
 def federation_of(spec: Spec, seed: int, dataset: Dataset | None = None) -> Federation:
     """The federation that a spec describes; `dataset` is what `dataset_of` returns, if it is read already."""
     dataset = dataset_of(spec, seed) if dataset is None else dataset
-    settings = vars(spec.clients).copy()
-    count = settings.pop("count")
     try:
-        federation = Federation.build(dataset, clients=count, outliers=spec.outliers, seed=seed, **settings)
+        federation = Federation.build(dataset, clients=spec.clients, outliers=spec.outliers, seed=seed)
     except NoEffect as error:
         raise NoEffect(f"clients.{error}", key=f"clients.{error.key}") from None
     return corrected(federation, exclude=spec.data.exclude, relabel=spec.data.relabel)

@@ -1,24 +1,21 @@
 """The keys of a spec: the type, limits, default and meaning of each.
 
 Error messages, the annotated spec of `fedtilt init`, docs/spec.md and the JSON schema are all written from these
-fields; those of `[outliers]`, `[train]`, `[privacy]` and `[attack]` are in `data.outliers`, `engine.settings`,
+fields; those of `[clients]`, `[outliers]`, `[train]`, `[privacy]` and `[attack]` are in `data`, `engine.settings`,
 `privacy` and `attacks`.
 """
 
 import functools
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fedtilt.attacks.attack import Attack
 from fedtilt.checks import OnlyWith, check_used, is_plain_name, unmet
-from fedtilt.config.setting_fields import REQUIRED, default_of, setting, settings_of
+from fedtilt.config.setting_fields import REQUIRED, default_of, setting, setting_of, settings_of
 from fedtilt.config.tables import table_of
-from fedtilt.data import Outliers
+from fedtilt.data import Division, Outliers
 from fedtilt.data.groups import CLASS, combined_names
-from fedtilt.data.outliers import KINDS
-from fedtilt.data.partition import PARTITIONS
 from fedtilt.data.targets import RANGE, TABLE_TASKS
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError, NoEffect
@@ -28,54 +25,6 @@ from fedtilt.models import MODELS
 from fedtilt.privacy.privacy import Privacy
 from fedtilt.spec.data_fields import DataSpec
 from fedtilt.spec.method import MethodSpec
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClientsSpec:
-    """`[clients]`."""
-
-    count: int | None = setting(
-        None, 'the number of clients; default: the data\'s own with partition "column", else 100', ge=1, example=100
-    )
-    partition: str | None = setting(
-        None,
-        'how the data is divided among clients; default: "column" if it has clients of its own, else "classes"',
-        choices=PARTITIONS,
-        example="dirichlet",
-    )
-    classes_per_client: int | None = setting(
-        None,
-        'the number of classes of each client, with partition "classes"; default: 2',
-        ge=1,
-        example=2,
-        only_with={"partition": ["classes", None]},  # with None, it depends on the data
-    )
-    alpha: float = setting(
-        0.5,
-        'how equal the clients are, with partition "dirichlet"; small is unequal',
-        gt=0,
-        only_with={"partition": ["dirichlet"]},
-    )
-    max_train: int | None = setting(None, "the most training samples per client; default: all", ge=1, example=600)
-    leave_out: tuple[str, ...] = setting(
-        (),
-        "clients that are not part of the run, by name; the others have the samples and random numbers that they have "
-        "with them",
-        allowed='a list of names, such as ["north"]',
-    )
-    validation: float = setting(0.0, "the share of training data used for validation", ge=0, lt=1)
-    validation_outliers: bool = setting(
-        False,
-        "whether validation data has outliers too, as in practice; otherwise it is clean",
-        only_with={"outliers.kind": KINDS[1:]},  # a search draws validation data itself
-    )
-
-    @property
-    def sites(self) -> int:
-        """The number of sites of a deployment."""
-        if self.count is None:
-            raise InputError("clients.count is missing; give the number of sites of the deployment")
-        return self.count
 
 
 def _is_argument(value: Any) -> bool:
@@ -152,21 +101,16 @@ class Spec:
         allowed="a plain name without slashes",
         check=is_plain_name,
     )
-    seed: int = setting(0, "the first seed; all random numbers depend on it", ge=0)
+    seed: int = setting_of(TrainSettings, "seed")
     seeds: int = setting(1, "the number of seeds, counted up from the first; results are mean ± std", ge=1)
     task: str = setting(
         "classification",
         "what the target of data.file is: a class, or a number (regression); scores are then MAE and RMSE",
         choices=TABLE_TASKS,
     )
-    device: str = setting(
-        "auto",
-        "the device to train on; auto: CUDA if available; cuda:all: all GPUs of this machine",
-        allowed="auto, cpu, cuda, cuda:N or cuda:all",
-        check=re.compile(r"auto|cpu|cuda(:\d+|:all)?").fullmatch,
-    )
+    device: str = setting_of(TrainSettings, "device")
     data: DataSpec = setting(DataSpec(), "the data set")
-    clients: ClientsSpec = setting(ClientsSpec(), "how the data is divided among clients")
+    clients: Division = setting(Division(), "how the data is divided among clients")
     outliers: Outliers = setting(Outliers(), "outliers in the training data, not in the test data")
     model: ModelSpec = setting(ModelSpec(), "the model")
     train: TrainSettings = setting(TrainSettings(), "the training settings, the same for every method")

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedtilt.engine.client_states import ClientStates, FederationState, Owner, StoredState
 from fedtilt.errors import InputError
 from fedtilt.files import interpreting, read_json, read_tensors, sync_folder, write_json, write_tensors, writing
+from fedtilt.state import ServerState
 from fedtilt.storage.evaluations import rounds_in
 
 _CHECKPOINTS = 2  # how many are kept
@@ -50,7 +51,7 @@ class Checkpoints:
             for old in (partial, final):
                 if old.exists():
                     shutil.rmtree(old)
-            server = {f"{method}/{name}": t for method, tensors in state.server.items() for name, t in tensors.items()}
+            server = {f"{method}/{name}": t for method, s in state.server.items() for name, t in s.to_tensors().items()}
             manifest = {
                 "round": state.round,
                 "evaluated": is_evaluated,
@@ -100,8 +101,9 @@ class Checkpoints:
             for key, tensor in read_tensors(self.folder_of(round) / "server.safetensors", manifest["server"]).items():
                 method, name = key.rsplit("/", 1)
                 server.setdefault(method, {})[name] = tensor
+            states = {method: ServerState.from_tensors(tensors) for method, tensors in server.items()}
         self._client_states.restore(self._stored(round))
-        return FederationState(round, dict(server), self._client_states)
+        return FederationState(round, states, self._client_states)
 
     def is_evaluated(self, round: int) -> bool:
         """Whether the metrics of this round were recorded before its checkpoint."""

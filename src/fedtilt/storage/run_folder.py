@@ -33,16 +33,15 @@ from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.errors import InputError
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.files import interpreting, read_json, read_tensors, write_json, write_tensors
-from fedtilt.parts import Tensors
 from fedtilt.storage.checkpoints import Checkpoints
 from fedtilt.storage.evaluations import EvaluationHistory, Evaluations
 from fedtilt.storage.fingerprint import check_rounds, check_unchanged, read_fingerprint
+from fedtilt.text_tables import first_names
 
 if TYPE_CHECKING:  # Arrow is for tables alone
     from fedtilt.data.tables.schema import Schema
 
 EARLY_STOP = "early_stop.json"
-_MAX_NAMES = 12  # of damaged clients in a message
 Notice = Callable[[str], None]
 
 
@@ -116,9 +115,8 @@ class RunFolder:
             by_file.setdefault((path, method), []).append(client)
             self.client_states.remove((method, client))
         for (path, method), clients in by_file.items():
-            names = ", ".join(self.client_name(client) for client in clients[:_MAX_NAMES])
-            more = f" and {len(clients) - _MAX_NAMES:,} more" if len(clients) > _MAX_NAMES else ""
-            subject = f"client {names} starts" if len(clients) == 1 else f"clients {names}{more} start"
+            names = first_names([self.client_name(client) for client in clients], 12)
+            subject = f"client {names} starts" if len(clients) == 1 else f"clients {names} start"
             notice(f"{path} is damaged: {subject} again from the shared model of {method}")
 
     def client_name(self, client: int) -> str:
@@ -274,9 +272,7 @@ class InMemoryRun:
     def checkpoint(self, state: FederationState, keep: Collection[int] = ()) -> None:
         """Keep a copy of this state if its round is in `keep`."""
         if state.round in keep:
-            server: dict[str, Tensors] = copy.deepcopy(state.server)
-            kept = FederationState(state.round, server, copy.deepcopy(state.client_states))
-            self._kept = kept, copy.deepcopy(self.evaluations)
+            self._kept = copy.deepcopy(state), copy.deepcopy(self.evaluations)
 
     def go_back(self, round: int, notice: Notice) -> FederationState:
         """The state of a kept round; the evaluations are those up to it."""

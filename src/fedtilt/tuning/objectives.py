@@ -207,12 +207,6 @@ def parse_bounds(texts: Iterable[str], option: str) -> dict[str, float]:
     return bounds
 
 
-def front_objectives(by: Objective, task: str) -> list[Objective]:
-    """The objectives of the Pareto front: the one that is asked for, the main one, and both fairnesses."""
-    names = (main_objective(task).name, "client_fairness", "class_fairness")
-    return [by, *(OBJECTIVES[task][name] for name in names if name != by.name)]
-
-
 def values_of(scores: SeedScores, objectives: Sequence[Objective]) -> dict[str, float]:
     """The mean over seeds of every objective, by name."""
     by_seed = {o.name: [o.value(table) for table in scores.values()] for o in objectives}

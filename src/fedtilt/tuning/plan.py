@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fedtilt.tuning.axes import Axis, grid_size
-from fedtilt.tuning.objectives import Constraint, Objective, front_objectives, main_objective
+from fedtilt.tuning.objectives import OBJECTIVES, Constraint, Objective, main_objective
 
 REDUCTION = 4  # a quarter of the settings continues
 FINALISTS = 2  # settings that are trained to the end, beside the current one
@@ -39,8 +39,9 @@ class Plan(NamedTuple):
 
     @property
     def front(self) -> list[Objective]:
-        """The objectives of the Pareto front."""
-        return front_objectives(self.by, self.task)
+        """The objectives of the Pareto front: the one that is asked for, the main one, and both fairnesses."""
+        names = (main_objective(self.task).name, "client_fairness", "class_fairness")
+        return [self.by, *(OBJECTIVES[self.task][name] for name in names if name != self.by.name)]
 
     @property
     def sampled(self) -> bool:

@@ -310,7 +310,7 @@ def _copied(starts: Mapping[str, FederationState], client_states: ClientStates) 
         server[name] = start.server[name]
         for owner in start.client_states.owners():
             if owner[0] == name:
-                kept = {key: tensor.clone() for key, tensor in start.client_states.get(owner).items()}
+                kept = start.client_states.get(owner).map(Tensor.clone)
                 client_states.put(owner, start.client_states.round_of(owner), kept)
     return FederationState(next(iter(starts.values())).round, server, client_states)
 

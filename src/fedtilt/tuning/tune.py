@@ -94,7 +94,7 @@ def tune(
     tuned = TunedMethod(
         methods, index, axes, range(train.seed, last), train, given=given, federation=federation, model=model
     )
-    request = _request(axes, by, at_least or {}, at_most or {}, trials, halving, budget)
+    request = _request(axes, by, at_least, at_most, trials, halving, budget)
     folder, callback = None if out is None else Path(out), Callbacks(callbacks)
     search = Search(tuned, _plan(tuned, axes, request), Storage(folder), callback)
     _check_effects(tuned)
@@ -107,18 +107,16 @@ def tune_spec(
     out: Path,
     *,
     over: Mapping[str, object] | None = None,
-    by: str | None = None,
-    at_least: Mapping[str, float] | None = None,
-    at_most: Mapping[str, float] | None = None,
     method: str | None = None,
-    trials: int = TRIALS,
-    halving: bool = True,
-    budget: float | str | None = None,
     callbacks: Sequence[Callback] = (),
+    **options: Any,
 ) -> Tuning:
-    """Search the settings of a method of a spec in a new folder, and write the recommended spec into it; see `tune`."""
+    """Search the settings of a method of a spec in a new folder, and write the recommended spec into it.
+
+    The other options are those of `tune`: by, at_least, at_most, trials, halving and budget.
+    """
     axes = axes_of(over)
-    request = _request(axes, by, at_least or {}, at_most or {}, trials, halving, budget)
+    request = _request(axes, **options)
     check_out_folder(out, may_resume=False)
     return _tune_spec(spec, method, axes, request, out, Callbacks(callbacks))
 
@@ -162,12 +160,13 @@ def _check_effects(tuned: TunedMethod) -> None:
 
 
 def _request(
-    axes: Mapping[str, Axis], by: str | None, at_least: Mapping[str, float], at_most: Mapping[str, float], trials: int,
-    halving: bool, budget: float | str | None,
+    axes: Mapping[str, Axis], by: str | None = None, at_least: Mapping[str, float] | None = None,
+    at_most: Mapping[str, float] | None = None, trials: int = TRIALS, halving: bool = True,
+    budget: float | str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The options of a search as JSON values, for run.json: a search that is resumed has the same."""
     return {
-        "over": texts_of(axes), "by": by, "at_least": dict(at_least), "at_most": dict(at_most),
+        "over": texts_of(axes), "by": by, "at_least": dict(at_least or {}), "at_most": dict(at_most or {}),
         "trials": whole(trials, "trials", 1), "halving": bool(halving), "budget": parse_duration(budget),
     }  # fmt: skip
 

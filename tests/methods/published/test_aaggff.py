@@ -77,7 +77,7 @@ class Silo(Online):
 def test_it_is_the_papers_update(scale: str, reference: type[Online]) -> None:
     plain = reference()
     last = check(aaggff(scale), plain)
-    weights = last.state.server["aaggff"]["weighting.weights"]
+    weights = last.state.server["aaggff"].slot("weighting")["weights"]
     close(weights, plain.p)
     assert not torch.allclose(weights, torch.full_like(weights, 1 / CLIENTS), atol=1e-3)
     assert not torch.allclose(last.state.shared["aaggff"], shared(ft.fedavg()), atol=1e-5)

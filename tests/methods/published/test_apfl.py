@@ -37,7 +37,7 @@ def test_it_is_the_papers_update() -> None:
     alphas = {n: alpha for n, (_, alpha) in reference.kept.items()}
     assert any(abs(alpha - 0.4) > 1e-5 for alpha in alphas.values())
     for n, alpha in alphas.items():
-        close(last.state.client_states.get(("apfl", n))["training.alpha"], torch.tensor([alpha]))
+        close(last.state.client_states.get(("apfl", n)).slot("training")["alpha"], torch.tensor([alpha]))
 
 
 def test_the_shared_model_is_fedavgs() -> None:

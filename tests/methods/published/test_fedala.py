@@ -46,7 +46,7 @@ def test_it_is_the_papers_update() -> None:
     reference = FedAla()
     last = check(fedala(share=1.0, rate=2.0), reference)
     for n, (_, weights, _) in reference.kept.items():
-        kept = last.state.client_states.get(("fedala", n))["training.weights"]
+        kept = last.state.client_states.get(("fedala", n)).slot("training")["weights"]
         close(kept, torch.cat([w.flatten() for w in weights]))
     assert not torch.allclose(last.state.shared["fedala"], shared(ft.fedavg()), atol=1e-5)
 

@@ -45,8 +45,8 @@ class FedDbe(Reference):
 def test_it_is_the_papers_update() -> None:
     reference = FedDbe()
     last = check(feddbe(kappa=2.0, momentum=0.3), reference)
-    close(last.state.server["feddbe"]["training.mean"], reference.kept["agreed"])
-    assert any(bool(last.state.client_states.get(("feddbe", n))["training.mean"].any()) for n in last.selected)
+    close(last.state.server["feddbe"].slot("training")["mean"], reference.kept["agreed"])
+    assert any(bool(last.state.client_states.get(("feddbe", n)).slot("training")["mean"].any()) for n in last.selected)
 
 
 def test_the_first_round_is_fedavg() -> None:
@@ -57,7 +57,7 @@ def test_the_personal_model_adds_the_personal_mean_to_the_features() -> None:
     last = simulated(feddbe(kappa=1.0))
     n = last.selected[0]
     x, _ = FED.train(n, seed=0, round=1)
-    personal, mean = last.model("feddbe", n), last.state.client_states.get(("feddbe", n))["training.mean"]
+    personal, mean = last.model("feddbe", n), last.state.client_states.get(("feddbe", n)).slot("training")["mean"]
     features = personal[:-1](x)
     head = copy.deepcopy(personal[-1])
     head.bias.data -= head.weight.data @ mean

@@ -56,7 +56,7 @@ class FedMinMax(Reference):
 def test_it_is_the_papers_update() -> None:
     reference = FedMinMax()
     last = check(fedminmax(0.05), reference)
-    close(last.state.server["fedminmax"]["training.mu"], reference.mu.float())
+    close(last.state.server["fedminmax"].slot("training")["mu"], reference.mu.float())
     assert not torch.allclose(last.state.shared["fedminmax"], shared(ft.fedavg(weighting="samples")), atol=1e-4)
 
 
@@ -77,7 +77,7 @@ def test_one_group_is_fedavg_by_samples() -> None:
 def test_groups_are_those_that_the_data_names() -> None:
     fed = federation(lambda y: y % 2, ("even", "odd"))
     *_, last = ft.simulate([fedminmax(0.1, groups=2)], fed, MODEL, **RECIPE)
-    mu, samples = (last.state.server["fedminmax"][f"training.{name}"] for name in ("mu", "samples"))
+    mu, samples = (last.state.server["fedminmax"].slot("training")[name] for name in ("mu", "samples"))
     assert mu.shape == (2,)
     assert float(mu.sum()) == pytest.approx(1)
     assert not torch.allclose(mu, samples / samples.sum())

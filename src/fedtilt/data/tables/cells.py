@@ -29,7 +29,6 @@ from fedtilt.data.tables.text_values import (
 from fedtilt.errors import InputError
 
 _TRUE_FALSE = {"true": NumberText(1.0, 1.0), "false": NumberText(0.0, 0.0)}
-_NONE = NumberText(math.nan, math.nan)
 _MOSTLY = 0.8  # a text column with this share of numbers, or dates, is one with wrong cells
 MAX_CATEGORIES = 20  # a column with up to this number of different texts is always a category
 _LONG_TEXT = 60  # characters

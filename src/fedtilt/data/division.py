@@ -1,0 +1,113 @@
+"""How a data set is divided among clients: keywords of `Federation.build`, and the table `[clients]` of a spec."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedtilt import checks
+from fedtilt.config.setting_fields import check_table, default_of, documented, setting, settings_of
+from fedtilt.data.dataset import Dataset
+from fedtilt.data.outliers import KINDS, Outliers
+from fedtilt.data.partition import PARTITIONS
+from fedtilt.errors import InputError, NoEffect
+
+_CLIENTS, CLASSES_PER_CLIENT = 100, 2  # of the paper
+
+
+@documented
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """How a data set is divided among clients, and which of their samples are used.
+
+    >>> Division(count=10, partition="dirichlet").alpha
+    0.5
+    """
+
+    count: int | None = setting(
+        None, 'the number of clients; default: the data\'s own with partition "column", else 100', ge=1, example=100
+    )
+    partition: str | None = setting(
+        None,
+        "how the data is divided: a few classes each (classes), unequal shares of every class (dirichlet), shuffled "
+        'and split evenly (iid), or the data\'s own clients (column); default: "column" if it has clients of its own, '
+        'else "classes"',
+        choices=PARTITIONS,
+        example="dirichlet",
+    )
+    classes_per_client: int | None = setting(
+        None,
+        'the number of classes of each client, with partition "classes"; default: 2',
+        ge=1,
+        example=2,
+        only_with={"partition": ["classes", None]},  # with None, it depends on the data
+    )
+    alpha: float = setting(
+        0.5,
+        'how equal the clients are, with partition "dirichlet"; small is unequal',
+        gt=0,
+        only_with={"partition": ["dirichlet"]},
+    )
+    max_train: int | None = setting(None, "the most training samples per client; default: all", ge=1, example=600)
+    leave_out: tuple[str, ...] = setting(
+        (),
+        "clients that are not part of the run, by name; the others have the samples and random numbers that they have "
+        "with them",
+        allowed='a list of names, such as ["north"]',
+    )
+    validation: float = setting(
+        0.0, "the share of training data used for validation, with the classes in proportion", ge=0, lt=1
+    )
+    validation_outliers: bool = setting(
+        False,
+        "whether validation data has outliers too, drawn once, and the labels of annotators, as in practice; otherwise "
+        "it is clean",
+        only_with={"outliers.kind": KINDS[1:]},  # a search draws validation data itself
+    )
+
+    def __post_init__(self) -> None:
+        check_table(self)
+
+    @property
+    def sites(self) -> int:
+        """The number of sites of a deployment."""
+        if self.count is None:
+            raise InputError("clients.count is missing; give the number of sites of the deployment")
+        return self.count
+
+    def check_used(self, partition: str, outliers: Outliers, *, noisy_labels: bool = False) -> None:
+        """Raise NoEffect for a setting without effect beside the partition that is used, outliers and noisy labels."""
+        declared = settings_of(type(self))
+        values = {key: getattr(self, key) for key in declared}
+        if noisy_labels:
+            values["validation_outliers"] = False  # it has an effect: the labels of annotators
+        checks.check_used(
+            values | {"partition": partition, "outliers.kind": outliers.kind},
+            {key: default_of(field) for key, field in declared.items()},
+            {key: field.metadata["only_with"] for key, field in declared.items()},
+            lambda key: key.removesuffix(".kind"),
+        )
+        if self.validation_outliers and not self.validation:
+            text = "validation_outliers = True has no effect here; set validation, or leave it out"
+            raise NoEffect(text, key="validation_outliers")
+
+
+def resolve_division(clients: int | Division | None, settings: dict[str, Any]) -> Division:
+    """The division from a number of clients and settings, or from a `Division`."""
+    if not isinstance(clients, Division):
+        return Division(count=None if clients is None else checks.whole(clients, "clients", 1), **settings)
+    for key, value in settings.items():
+        raise InputError(f"{key} = {value!r} does not apply to {clients}; use Division({key}={value!r})")
+    return clients
+
+
+def resolve_clients(data: Dataset, division: Division) -> tuple[str, int]:
+    """The partition and the number of clients; their defaults depend on the data."""
+    own, count = data.client_names, division.count
+    if division.partition not in (None, "column") or own is None:
+        default = "classes" if data.target is None else "iid"
+        return division.partition or default, _CLIENTS if count is None else count
+    if count is not None and count != len(own):
+        raise InputError(
+            f"clients = {count} differs from the {len(own)} clients that {data.name!r} has of its own; leave it out, "
+            "or set partition to classes, dirichlet or iid"
+        )
+    return "column", len(own)
