@@ -2,6 +2,7 @@
 
 python -m benchmarks.divisions                     # a few minutes of one core for a seed; bench-results/divisions.json
 python -m benchmarks.divisions --quick             # one attack, two rounds: seconds
+python -m benchmarks.divisions --data mnist --first-seed 10 --seeds 2    # held out: two classes a client, fewer rules
 python -m benchmarks.page --record bench-results/divisions.json   # record the result and write docs/attacks.md
 
 Every run is saved when it ends; the same command continues after an interruption.
@@ -51,6 +52,10 @@ ATTACKS = {
 HONEST_ALONE, ROOT_ALONE = "(honest clients alone)", "(root set alone)"
 WITH_ROOT = ("fltrust", "root_selected")
 PERSONAL = ("fedtilt, screened: personal",)
+HELD_OUT = ("mnist", "fashion-mnist")  # data that no rule was chosen by: for the rules and attacks that matter
+HELD_OUT_RULES = (HONEST_ALONE, ROOT_ALONE, "mean", "nnm + trimmed_mean", *WITH_ROOT, "screened")
+HELD_OUT_ATTACKS = (NONE, "label_flip × 2.9", "sign_flip", "mimic", "ipm, strongest", BACKDOOR)
+HELD_OUT_SAMPLES = 150  # of a client: about as many as of digits
 ROOT_SAMPLES = 100
 LARGEST_COST = 2.0  # points of accuracy without attackers that a rule may cost, to be recommended
 
@@ -107,11 +112,17 @@ def rules(bad: Sequence[int], screened: bool) -> list[ft.Method]:
     ]
 
 
-def measure_case(train: Mapping[str, Any], case: Case) -> Case:
+def measure_case(data: str, train: Mapping[str, Any], case: Case) -> Case:
     """The case with what its rules reach."""
     seed, division = case["seed"], DIVISIONS[case["division"]]
-    federation = ft.Federation.build(ft.data.load("digits"), clients=CLIENTS, seed=seed, **division)
-    of_screen = partial(rules, bad_clients(federation, seed))
+    if data in HELD_OUT:
+        division = division | {"max_train": HELD_OUT_SAMPLES}
+    federation = ft.Federation.build(ft.data.load(data), clients=CLIENTS, seed=seed, **division)
+    bad = bad_clients(federation, seed)
+
+    def of_screen(screened: bool) -> list[ft.Method]:
+        return [m for m in rules(bad, screened) if data not in HELD_OUT or m.name in HELD_OUT_RULES]
+
     return case | {"rules": measure_rules(of_screen, federation, ATTACKS[case["attack"]], seed, train)}
 
 
@@ -135,8 +146,8 @@ def _mean(values: Sequence[float | None]) -> float:
 
 
 def worst(of_rule: Mapping[str, float]) -> float:
-    """The least accuracy of a rule, over all attacks."""
-    return min(of_rule[attack] for attack in ATTACKS if attack != NONE)
+    """The least accuracy of a rule, over all attacks that were measured."""
+    return min(of_rule[attack] for attack in ATTACKS if attack != NONE and attack in of_rule)
 
 
 def table(cases: Sequence[Mapping[str, Any]]) -> str:
@@ -207,21 +218,50 @@ def render(record: Mapping[str, Any] | None) -> str:
     )
 
 
+def render_held_out(records: Mapping[str, Any]) -> str:
+    """The table of data that no rule was chosen by, in docs/attacks.md."""
+    rows = [["data", "rule", *HELD_OUT_ATTACKS, "worst", "success"]]
+    seeds: set[int] = set()
+    measured: dict[str, None] = {}
+    for data in HELD_OUT:
+        cases = records[kind_of(data)]["cases"] if kind_of(data) in records else []
+        seeds |= {case["seed"] for case in cases}
+        measured |= dict.fromkeys(case["measured"] for case in cases)
+        for rule, of in accuracies(cases, list(DIVISIONS)[-1]).items():
+            cells = [_cell(of[attack]) for attack in HELD_OUT_ATTACKS]
+            rows.append([data, rule, *cells, _cell(worst(of)), f"{of['success']:.0f} %"])
+    if not seeds:
+        return "Not recorded yet."
+    about = f"Seeds {', '.join(map(str, sorted(seeds)))}. Measured with {'; and with '.join(measured)}."
+    return f"{markdown_table(rows, text_columns=2).strip()}\n\n{about}"
+
+
+def kind_of(data: str) -> str:
+    """The kind of the result on a data set."""
+    return f"divisions-{data}" if data in HELD_OUT else "divisions"
+
+
 def main() -> None:
     parser = make_case_parser(__doc__)
+    parser.add_argument("--data", choices=("digits", *HELD_OUT), default="digits")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     options = parser.parse_args()
     train, seeds, attacks, divisions = TRAIN, options.seeds, list(ATTACKS), list(DIVISIONS)
+    if options.data in HELD_OUT:
+        attacks, divisions = list(HELD_OUT_ATTACKS), divisions[-1:]
     if options.quick:
         train, seeds, attacks, divisions = TRAIN | {"rounds": 2}, 1, attacks[:2], divisions[-1:]
-    header = {"data": "digits", "divisions": DIVISIONS, "train": train, "hidden": list(HIDDEN), "share": SHARE}
+    header = {"data": options.data, "divisions": DIVISIONS, "train": train, "hidden": list(HIDDEN), "share": SHARE}
+    numbers = range(options.first_seed, options.first_seed + seeds)
     cases = [
         {"division": division, "seed": seed, "attack": attack}
-        for seed, division, attack in product(range(seeds), divisions, attacks)
+        for seed, division, attack in product(numbers, divisions, attacks)
     ]
-    with result_file(options, "divisions") as path:
+    kind = kind_of(options.data)
+    with result_file(options, kind) as path:
         jobs = 1 if options.quick else options.jobs
-        for case in run_cases("divisions", cases, partial(measure_case, train), header, jobs, path):
+        for case in run_cases(kind, cases, partial(measure_case, options.data, train), header, jobs, path):
             found = ", ".join(f"{name} {of['accuracy']}" for name, of in case["rules"].items())
             print(f"{case['division']}, seed {case['seed']}, {case['attack']}: {found}", flush=True)
 

@@ -19,7 +19,8 @@ TEMPLATE = Path(__file__).parent / "benchmarks.template.md"
 KINDS = (
     "rounds", "scale", "scale-cuda", "memory", "aggregation", "gpu", "gpu_recipes", "others", "others-accuracy",
     "others-cpu", "audit-digits", "audit-mnist", "audit-fashion-mnist", "audit-clients", "audit-kinds", "tuning",
-    "tuning-cost-cpu", "tuning-cost-cuda", "attacks", "divisions", "screening",
+    "tuning-cost-cpu", "tuning-cost-cuda", "attacks", "divisions", "divisions-mnist",
+    "divisions-fashion-mnist", "screening",
 )  # fmt: skip
 
 
@@ -50,6 +51,7 @@ def render_page(records: Mapping[str, Record]) -> str:
 def render_attacks(records: Mapping[str, Record]) -> str:
     """docs/attacks.md."""
     page = attacks.render(records.get("attacks"), records.get("screening"))
+    page = page.replace("{HELD_OUT}", divisions.render_held_out(records))
     return page.replace("{DIVISIONS}", divisions.render(records.get("divisions")))
 
 

@@ -20,7 +20,7 @@ PARTS: dict[str, Callable[[Path, float, int], Report]] = {
     "sites": suites.suite("bit flips on sites", suites.SITES, ("flwr",)),
     "port": suites.suite("requests to the port", suites.PORT, ("flwr",)),
     "access": suites.suite("intruders and malicious servers", suites.ACCESS, ("flwr",)),
-    "cluster": suites.suite("killed workers and nodes", suites.CLUSTER, ("ray",)),
+    "cluster": suites.suite("killed workers and nodes", suites.CLUSTER, ("ray",), alone=True),
     "caches": caches.run,
     "large-table": large_table.run,
     "fuzz": fuzz.run,

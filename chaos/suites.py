@@ -21,8 +21,17 @@ ACCESS = (
 )
 
 
-def suite(part: str, files: tuple[str, ...], needs: tuple[str, ...] = ()) -> Callable[[Path, float, int], Report]:
-    """A part that runs these files of tests, if the modules they need are installed; slow ones with scale 1 or more."""
+def suite(
+    part: str, files: tuple[str, ...], needs: tuple[str, ...] = (), *, alone: bool = False
+) -> Callable[[Path, float, int], Report]:
+    """A part that runs these files of tests, if the modules they need are installed; slow ones with scale 1 or more.
+
+    Args:
+        part: its name
+        files: of tests
+        needs: modules
+        alone: one test at a time, because each starts processes for all cores
+    """
 
     def run(folder: Path, scale: float, jobs: int) -> Report:
         report = Report(part)
@@ -31,7 +40,7 @@ def suite(part: str, files: tuple[str, ...], needs: tuple[str, ...] = ()) -> Cal
             return report
         results = folder / "results.xml"
         selected = "not cuda" if scale >= 1 else "not cuda and not slow"
-        parallel = ["-n", str(jobs), "--dist", "worksteal"] if jobs > 1 and not missing("xdist") else []
+        parallel = ["-n", str(jobs), "--dist", "worksteal"] if jobs > 1 and not alone and not missing("xdist") else []
         command = [sys.executable, "-m", "pytest", "-q", "-m", selected, f"--junitxml={results}", *parallel, *files]
         process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if not results.exists():

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from cleanlab.rank import get_label_quality_scores
 from sklearn.linear_model import Ridge
 from sklearn.metrics import average_precision_score
 
@@ -17,6 +18,7 @@ from fedtilt.auditing.scores import (
     fit_noise,
     label_probabilities,
     score_clients,
+    told_part,
     wrong_label_share,
 )
 from fedtilt.errors import InputWarning
@@ -120,11 +122,10 @@ def noisy(kind: str, log_p: torch.Tensor, truth: torch.Tensor, client: torch.Ten
 
 @pytest.mark.parametrize("kind", ["symmetric", "pairwise", "systematic", "feature"])
 def test_ranks_at_least_as_well_as_cleanlab_and_scores_are_probabilities(kind: str) -> None:
-    rank = pytest.importorskip("cleanlab.rank")
     log_p, truth, client = uncertain(1, scale=3.0)
     y = noisy(kind, log_p, truth, client)
     wrong, score = y != truth, scored(log_p, y, client)
-    quality = torch.from_numpy(rank.get_label_quality_scores(y.numpy(), log_p.exp().numpy()))
+    quality = torch.from_numpy(get_label_quality_scores(y.numpy(), log_p.exp().numpy()))
     assert precision_of(score, wrong) >= precision_of(-quality, wrong) - 0.01
     if kind != "symmetric":  # a confusion is known
         assert precision_of(score, wrong) >= precision_of(-quality, wrong) + 0.01
@@ -132,6 +133,35 @@ def test_ranks_at_least_as_well_as_cleanlab_and_scores_are_probabilities(kind: s
     assert int(named.sum()) >= 10
     assert float(score[named].mean()) == pytest.approx(float(wrong[named].double().mean()), abs=0.12)
     assert float(score.mean()) == pytest.approx(float(wrong.double().mean()), abs=0.03)
+
+
+def test_many_wrong_labels_of_classes_that_inputs_tell_are_named() -> None:
+    """Two classes per client, and 45 % of the labels any other: no fit explains much of such labels."""
+    generator = torch.Generator().manual_seed(2)
+    client = torch.arange(12).repeat_interleave(100)
+    truth = (2 * client + torch.randint(0, 2, client.shape, generator=generator)) % 10
+    noise = torch.randn(len(truth), 10, generator=generator, dtype=torch.float64)
+    log_p = (3 * torch.nn.functional.one_hot(truth, 10) + noise).log_softmax(1)
+    wrong = torch.rand(len(truth), generator=generator) < 0.45
+    y = torch.where(wrong, (truth + torch.randint(1, 10, truth.shape, generator=generator)) % 10, truth)
+    named = scored(log_p, y, client) >= 0.5
+    assert float(wrong[named].double().mean()) > 0.97
+    assert float(named[wrong].double().mean()) > 0.95
+
+
+def test_what_inputs_and_labels_tell() -> None:
+    log_p, y, client = uncertain(0, clients=2)
+    fit = fit_noise(log_p, y, client, (False,))
+    shares = torch.tensor([0.1, 0.9], dtype=torch.float64)
+    fit = fit._replace(noise=fit.noise._replace(shares=shares))
+    entropy = torch.distributions.Categorical(probs=fit.p).entropy().mean()
+    counts = y.bincount().double()
+    of_all = torch.distributions.Categorical(probs=counts).entropy()  # of a client, without a sample, it is higher
+    assert told_part(fit, y, client) == pytest.approx(float(1 - entropy / of_all) * (0.85 + 0.35) / 2, abs=5e-3)
+    certain = fit._replace(p=torch.nn.functional.one_hot(y, 3).double(), noise=fit.noise._replace(shares=0 * shares))
+    assert told_part(certain, y, client) == 1
+    guess = certain._replace(noise=fit.noise._replace(shares=torch.full((2,), 2 / 3, dtype=torch.float64)))
+    assert told_part(guess, y, client) == pytest.approx(0)
 
 
 def test_labels_that_inputs_do_not_tell_are_not_suspects() -> None:
@@ -145,9 +175,13 @@ def test_a_model_that_knows_little_names_no_label_and_says_so() -> None:
     log_p, _, client = uncertain(0, scale=0.7, classes=2)
     agrees = torch.rand(len(log_p), generator=torch.Generator().manual_seed(1)) < 0.62
     y = torch.where(agrees, log_p.argmax(1), log_p.argmin(1))
+    parts = [client == c for c in client.unique()]
     with pytest.warns(InputWarning, match="explain these labels equally well: all scores are 0"):
-        score = scored(log_p, y, client)
+        score, margin, _ = score_clients([log_p[rows] for rows in parts], [y[rows] for rows in parts])
     assert not bool(score.any())
+    fit = fit_noise(log_p, y, client)  # labels are ordered without the noise, of which nothing is known
+    assert not fit.with_shares
+    torch.testing.assert_close(margin, fit.p.gather(1, y[:, None])[:, 0].logit())
 
 
 def test_wrong_labels_of_classes_that_a_client_does_not_have() -> None:

@@ -8,6 +8,7 @@ from benchmarks.divisions import (
     ATTACKS,
     BACKDOOR,
     DIVISIONS,
+    HELD_OUT_ATTACKS,
     HONEST_ALONE,
     NONE,
     PERSONAL,
@@ -16,6 +17,7 @@ from benchmarks.divisions import (
     RootAlone,
     accuracies,
     render,
+    render_held_out,
 )  # fmt: skip
 from fedtilt.methods import ServerRound
 
@@ -60,3 +62,16 @@ def test_the_rows_for_comparison() -> None:
     round = ServerRound(clients=(0, 1, 2), received=models[0], selected=3, population=3, root=root)
     assert torch.equal(HonestAlone((2,)).apply(models, round, {}).models, models[:2])
     assert torch.equal(RootAlone(10).aggregate(models, round, {})[0], root)
+
+
+def test_data_that_no_rule_was_chosen_by_has_its_own_table() -> None:
+    cases = [
+        {"division": "two classes", "seed": seed, "attack": attack, "measured": "M", "rules": rules(attack, seed)}
+        for seed in (10, 11) for attack in HELD_OUT_ATTACKS
+    ]  # fmt: skip
+    text = render_held_out({"divisions-mnist": {"cases": cases}})
+    count = len(HELD_OUT_ATTACKS) - 1
+    assert f"| mnist | root_selected | 91.0 | {'100.5 | ' * count}100.5 | 7 % |" in text
+    assert "fashion" not in text
+    assert text.endswith("Seeds 10, 11. Measured with M.")
+    assert render_held_out({}) == "Not recorded yet."

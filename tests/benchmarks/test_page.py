@@ -73,7 +73,7 @@ def test_without_records_the_page_names_the_commands() -> None:
     page = render_page({})
     assert page.count("Not recorded yet") == 15
     assert "run `make bench`" in page
-    assert render_attacks({}).count("Not recorded yet") == 3
+    assert render_attacks({}).count("Not recorded yet") == 4
     assert figures({}) == {}
 
 

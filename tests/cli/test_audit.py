@@ -70,6 +70,21 @@ def test_suspects_are_rows_of_the_table_and_dropping_them_trains_again(fedtilt, 
     assert "already; add these samples to that file" in fedtilt("audit", "dropped", "--drop", "x.csv").err
 
 
+def test_shares_of_wrong_labels_that_are_not_known_are_not_0(fedtilt, spec: Path, table: Path) -> None:  # type: ignore[no-untyped-def]
+    rng = np.random.default_rng(1)
+    lines = [line.split(",") for line in table.read_text().splitlines()]
+    with table.open("w", newline="") as file:  # inputs hardly tell the class
+        rows = [[site, y, *np.round(rng.normal(0.2 * (y == "ill"), 1, 3), 3)] for site, y, *_ in lines[1:]]
+        csv.writer(file).writerows([lines[0], *rows])
+    run(fedtilt, spec, "--audit")
+    printed = " ".join(fedtilt("audit", "run").out.split())
+    assert "How many labels are wrong is not known" in printed
+    assert "0.0%" not in printed
+    assert "How many labels are wrong is not known" in Path("run/audit.html").read_text()
+    found = json.loads(fedtilt("audit", "run", "--json").out)
+    assert [row["wrong"] for row in found["clients"]] == [{"share": None, "low": 0.0, "high": 1.0}] * 3
+
+
 def test_mistakes_are_one_line(fedtilt, spec: Path, table: Path) -> None:  # type: ignore[no-untyped-def]
     run(fedtilt, spec, "--set", "train.rounds=1")
     refused = fedtilt("audit", "run")

@@ -101,6 +101,17 @@ def test_copies_of_training_rows_among_test_rows():
     assert f"{copies} of {len(data.y_test)} test samples are copies of training samples" in text
 
 
+def test_people_with_equal_inputs_are_no_copies():
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame({"age": rng.integers(20, 30, 400), "sex": rng.choice(["f", "m"], 400)})
+    frame["y"] = np.where(rng.random(400) < 0.5 + 0.2 * (frame["sex"] == "f"), "yes", "no")
+    assert about(frame) == []
+    frame["y"] = frame["sex"]  # and where inputs tell the label, they may be
+    assert any("are copies of training samples" in text for text in about(frame))
+    numbers = frame.assign(y=rng.normal(size=400))
+    assert Federation.build(table(numbers, target="y", task="regression"), clients=2).warnings == ()
+
+
 def test_a_client_with_few_samples():
     frame = clean().assign(site=["small"] * 8 + ["large"] * 192)
     fed = Federation.build(table(frame, target="y", client="site"))

@@ -245,12 +245,13 @@ def nodes_with_models(r: Round) -> int:
 
 
 @pytest.mark.slow
-def test_a_run_without_workers_waits_and_then_stops_with_one_line() -> None:
+def test_a_run_without_workers_waits_and_then_stops_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtilt.cluster.pool._MESSAGE_SECONDS", 1.0)
     notices: list[str] = []
     with loopback_cluster() as cluster:  # no node has a CPU
-        made = make_executor(cluster.address, timeout=35.0, notice=notices.append)
+        made = make_executor(cluster.address, timeout=3.0, notice=notices.append)
         try:
-            with pytest.raises(ft.InputError, match=r"^no worker of the cluster started within 35 s; add a node"):
+            with pytest.raises(ft.InputError, match=r"^no worker of the cluster started within 3 s; add a node"):
                 list(made.train(1, jobs_of_round()))
         finally:
             made.close()

@@ -159,7 +159,7 @@ def test_rules_agree_with_flower(name: str) -> None:
 
 
 def test_rules_agree_with_byzfl() -> None:
-    byzfl = pytest.importorskip("byzfl")
+    byzfl = pytest.importorskip("byzfl")  # it needs torchvision, which would bring another torch than the pinned one
     for seed, (clients, bad) in enumerate([(11, 2), (12, 3), (15, 4), (20, 4)] * 4):
         models, share = random_models(seed, clients), bad / clients
         start = torch.zeros(7, dtype=torch.float64)

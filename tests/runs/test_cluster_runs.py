@@ -1,5 +1,6 @@
 """Seeds, cases and trials as tasks of a cluster: the same files as one after the other in one process."""
 
+import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +15,8 @@ from fedtilt.tuning.search import Search
 from fedtilt.tuning.training import OutOfTime
 from tests.helpers.ray_cluster import LoopbackCluster, loopback_cluster
 
-pytest.importorskip("ray")
-pytestmark = pytest.mark.slow
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")  # importing it takes long
+pytestmark = [pytest.mark.slow, needs_ray]
 
 
 @pytest.fixture(scope="module")

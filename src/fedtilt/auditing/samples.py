@@ -1,5 +1,6 @@
 """The audit of samples: suspects, worst first, and estimated shares of wrong labels per client and class."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,10 @@ from fedtilt.imports import import_extra
 from fedtilt.methods import Method
 from fedtilt.text_tables import csv_text
 
+UNKNOWN = (
+    "How many labels are wrong is not known: many wrong labels and none explain them equally well. Train longer, judge "
+    "by another method, or add inputs that tell the classes."
+)
 CUTS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 
@@ -91,6 +96,11 @@ class Audit:
             f"{found.precision:.0%} of these are expected to be wrong)"
         )
 
+    @property
+    def is_known(self) -> bool:
+        """Whether wrong labels can be told from classes that the model does not tell apart; else all scores are 0."""
+        return bool(self.score.any())
+
     @cached_property
     def worst_first(self) -> Tensor:
         """The order of the samples by their score, then by their margin."""
@@ -127,7 +137,7 @@ class Audit:
         return expected_precision(self.score)
 
     def wrong_labels(self, by_class: bool = False) -> list[WrongLabels]:
-        """The estimated share of wrong labels per client, or per client and class, most first."""
+        """The estimated share of wrong labels per client, or per client and class, most first; NaN: it is not known."""
         rows = []
         for client in self.client.unique().tolist():
             mine = self.client == client
@@ -135,7 +145,8 @@ class Audit:
                 scores = self.score[mine if label is None else mine & (self.label == label)]
                 name = "" if label is None else self.class_names[label]
                 count = int((scores >= 0.5).sum())
-                rows.append(WrongLabels(self.client_names[client], name, len(scores), count, wrong_label_share(scores)))
+                share = wrong_label_share(scores) if self.is_known else Share(math.nan, 0.0, 1.0)
+                rows.append(WrongLabels(self.client_names[client], name, len(scores), count, share))
         return sorted(rows, key=lambda row: -row.wrong.share)
 
     def confusion(self, client: int | str | None = None, cut: float = 0.5) -> Tensor:

@@ -26,8 +26,8 @@
 
 A model that was trained on wrong labels is a little unsure of every sample of a class. With two classes, a higher T
 then explains these labels as well as noise does; where the inputs tell the classes, the score is that of the mixture
-below. Where they hardly do, many wrong labels and none explain the labels equally well. Then no label is named, and a
-warning says so.
+below. Where inputs hardly tell the class (`told_part`), many wrong labels and none explain the labels equally well.
+Then no label is named, and a warning says so; the order of labels is that of p_y, without the noise.
 
 Confident learning estimates confusions by counting (Northcutt, Jiang, Chuang, JAIR 2021, arXiv 1911.00068); the
 likelihood is that of Dawid and Skene (Applied Statistics 28, 1979) with one label per sample; class shares by
@@ -63,8 +63,8 @@ _FIRST_SHARE = 0.1  # of wrong labels, where the fit starts
 _CONFUSION_PRIOR = 2.0  # wrong labels of every class that are spread evenly over the others
 _CLASS_PRIOR = 1.0  # samples of a client that are spread evenly over the classes
 _HABIT = 0.02  # nats per label that class shares have to gain, since they learn the habit of a client too
-_LEAST_EXPLAINED = 0.19  # a fit that explains less of what class shares leave open of the labels names none
-_TOLD_APART = 0.5  # and with this much, inputs tell two classes
+_LEAST_TOLD = 0.35  # a fit in which inputs and labels together tell less of the class names none
+_TOLD_APART = 0.5  # of two classes: a fit that explains this much of what class shares leave open of the labels
 _MANY_WRONG = 0.05  # a share of wrong labels that is worth a warning then
 
 
@@ -140,14 +140,29 @@ def _maximise(evidence: Tensor, y: Tensor, client: Tensor, fit: Fit, steps: int)
     return Fit(noise, fit.temperature, fit.with_shares, p, posterior, float(total.log().sum()))
 
 
+def told_part(fit: Fit, y: Tensor, client: Tensor) -> float:
+    """How far inputs tell the class, times how far labels do: 1 − H(p) / H(class shares), times |1 − e K / (K − 1)|.
+
+    Either is 0 if it tells nothing, and 1 if it tells all; e is the share of wrong labels of a client.
+    """
+    classes = fit.p.shape[1]
+    inputs = 1 + float((fit.p * _log(fit.p)).sum()) / -_log_likelihood_of_shares(y, client, classes)
+    labels = (1 - fit.noise.shares[client] * classes / max(1, classes - 1)).abs().mean()
+    return inputs * float(labels)
+
+
 def explained_part(fit: Fit, y: Tensor, client: Tensor) -> float:
     """How much better than class shares the fit explains the labels: 1 − its log-likelihood / that of the shares."""
-    classes = fit.p.shape[1]
-    shares = _other_samples(torch.nn.functional.one_hot(y, classes).to(fit.p), client)
+    return 1 - fit.log_likelihood / _log_likelihood_of_shares(y, client, fit.p.shape[1])
+
+
+def _log_likelihood_of_shares(y: Tensor, client: Tensor, classes: int) -> float:
+    """That of the labels, by the class shares of their client or of all, whichever is higher; below 0."""
+    shares = _other_samples(torch.nn.functional.one_hot(y, classes).double(), client)
     of_client = float((shares / shares.sum(1, keepdim=True)).gather(1, y[:, None]).log().sum())
-    counts = torch.bincount(y, minlength=classes).to(fit.p)
+    counts = torch.bincount(y, minlength=classes).double()
     of_all = float((counts * _log(counts / counts.sum())).sum())
-    return 1 - fit.log_likelihood / min(max(of_client, of_all), -1e-9)
+    return min(max(of_client, of_all), -1e-9)
 
 
 def _other_samples(classes: Tensor, client: Tensor) -> Tensor:
@@ -292,20 +307,20 @@ def score_clients(log_p: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Te
         parts = zip(log_p, labels, trust.split(sizes), shared.split(sizes), strict=True)
         local = torch.cat([_local_evidence(*part) for part in parts])
         fit = max(fit, fit_noise(evidence + local, y, client, (True,)), key=lambda fit: fit.merit(y))
-    score, explained = fit.wrong(y), explained_part(fit, y, client)
-    if explained < _LEAST_EXPLAINED:
+    score, classes = fit.wrong(y), fit.posterior
+    if told_part(fit, y, client) < _LEAST_TOLD:
         if float(score.mean()) > _MANY_WRONG:
             warn([
                 "wrong labels and classes that the model does not tell apart explain these labels equally well: all "
                 "scores are 0; train longer, or add inputs that tell the classes"
             ])  # fmt: skip
-        score = torch.zeros_like(score)
-    elif evidence.shape[1] == 2 and explained >= _TOLD_APART:
+        score, classes = torch.zeros_like(score), fit.p  # without the noise that is not known
+    elif evidence.shape[1] == 2 and explained_part(fit, y, client) >= _TOLD_APART:
         margin = margins(evidence, y)
         score = fit_mixture(margin, client, len(labels)).score(margin, client)
     is_label = torch.nn.functional.one_hot(y, evidence.shape[1]).bool()
-    looks_like = fit.posterior.masked_fill(is_label & (score >= 0.5)[:, None], -1.0).argmax(1)
-    own = fit.posterior.gather(1, y[:, None])[:, 0]
+    looks_like = classes.masked_fill(is_label & (score >= 0.5)[:, None], -1.0).argmax(1)
+    own = classes.gather(1, y[:, None])[:, 0]
     return score, _log(own) - _log(1 - own), looks_like
 
 

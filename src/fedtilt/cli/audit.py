@@ -1,6 +1,7 @@
 """`fedtilt audit`: which training samples look mislabelled, and training again without them or with other labels."""
 
 import json
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedtilt.auditing.samples import Audit, Suspect, WrongLabels, suspects_csv
+from fedtilt.auditing.samples import UNKNOWN, Audit, Suspect, WrongLabels, suspects_csv
 from fedtilt.cli.console import Console, echo, print_lines, text_table
 from fedtilt.cli.options import AsJson, Quiet, SeedOfRun, Verbose
 from fedtilt.cli.run import new_folder, print_run, train_and_print, write_report
@@ -86,10 +87,13 @@ def _audit(folder: Path, run: RunAudit, cut: float, top: int, csv: Path, quiet: 
         return
     console = Console()
     console.print(Text(_headline(run)))
-    console.print(_expectation(audit, cut))
-    if suspects:
-        console.print(_suspect_table(suspects[:top]))
-    console.print(_client_table(audit.wrong_labels()[:_MAX_CLIENTS]))
+    if audit.is_known:
+        console.print(_expectation(audit, cut))
+        if suspects:
+            console.print(_suspect_table(suspects[:top]))
+        console.print(_client_table(audit.wrong_labels()[:_MAX_CLIENTS]))
+    else:
+        console.print(Text(UNKNOWN))
     if audit.never_selected:
         names = ", ".join(audit.never_selected[:5]) + (", …" if len(audit.never_selected) > 5 else "")
         console.print(Text(f"skipped: {len(audit.never_selected)} clients that were never selected ({names})"))
@@ -155,7 +159,8 @@ def _as_json(run: RunAudit, suspects: Sequence[Suspect], cut: float) -> dict[str
 
 
 def _wrong_json(row: WrongLabels) -> dict[str, object]:
-    return row._asdict() | {"wrong": row.wrong._asdict()}
+    share = None if math.isnan(row.wrong.share) else row.wrong.share
+    return row._asdict() | {"wrong": row.wrong._asdict() | {"share": share}}
 
 
 def _train_again(

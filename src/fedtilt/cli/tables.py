@@ -173,7 +173,7 @@ def group_legend(run: Run) -> Table:
         {
             "group": f"{score.unit or score.title} of its test samples at all clients",
             "spread": "std over groups; lower is fairer",
-            "in clients": "over a client's own groups; mean over clients",
+            "in clients": "over a client's own groups (a spread of 0 if it has one); mean over clients",
         }
     )
 

@@ -18,6 +18,7 @@ from fedtilt.text_tables import first_names
 
 _FEW_SAMPLES = 10
 _IMBALANCE = 20  # times as many samples of one class as of another
+_TARGETS_OF_COPIES = 0.95  # of pairs with equal inputs, the share that has equal targets
 
 
 def warn(texts: Iterable[str]) -> None:
@@ -48,13 +49,11 @@ def dataset_warnings(data: Dataset) -> list[str]:
                 f"images of shape {tuple(shape)} look like (height, width, channels) and are read as {channels} "
                 "channels; x.permute(0, 3, 1, 2) moves the channels first"
             )
-    if not data.image:
-        copies = int(np.isin(_hashes(data.x_test), _hashes(data.x_train)).sum())
-        if copies:
-            found.append(
-                f"{copies:,} of {len(data.y_test):,} test samples are copies of training samples, which flatter "
-                "every figure: remove duplicates, or keep them on one side (split_group)"
-            )
+    if not data.image and (copies := _copies(data)):
+        found.append(
+            f"{copies:,} of {len(data.y_test):,} test samples are copies of training samples, which flatter every "
+            "figure: remove duplicates, or keep them on one side (split_group)"
+        )
     return found
 
 
@@ -170,6 +169,26 @@ def last_function(outputs: Tensor) -> str | None:
 def _classes(names: Sequence[str]) -> str:
     shown = first_names(list(map(repr, names)), 5)
     return f"class {shown} has" if len(names) == 1 else f"classes {shown} have"
+
+
+def _copies(data: Dataset) -> int:
+    """How many test samples have the inputs of training samples; 0 if these are others with equal inputs.
+
+    People of one age and sex have equal inputs, and their targets differ; those of copies do not.
+    """
+    (train, with_target), (test, test_with_target) = (
+        (_hashes(x), _hashes({**named_tensors(x, "x"), "its target": y}))
+        for x, y in ((data.x_train, data.y_train), (data.x_test, data.y_test))
+    )
+    found = np.isin(test, train)
+    same_inputs, same_target = _counts(test[found], train), _counts(test_with_target[found], with_target)
+    return int(found.sum()) if found.any() and (same_target / same_inputs).mean() >= _TARGETS_OF_COPIES else 0
+
+
+def _counts(values: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """How often each value occurs among others."""
+    ordered = np.sort(among)
+    return np.searchsorted(ordered, values, "right") - np.searchsorted(ordered, values, "left")
 
 
 def _hashes(x: Inputs, rows: int = 1 << 16) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedtilt.auditing.clients import ClientAudit
-from fedtilt.auditing.samples import Audit, Suspect
+from fedtilt.auditing.samples import UNKNOWN, Audit, Suspect
 from fedtilt.data import Federation
 from fedtilt.report import html
 from fedtilt.version import __version__
@@ -38,6 +38,7 @@ def build_audit_page(
         facts=f"{len(audit):,} training samples of {len(by_client)} clients, judged by {audit.method} after round "
         f"{round}, seed {seed}",
         found=audit.cut(0.5),
+        unknown="" if audit.is_known else UNKNOWN,
         samples=len(audit),
         cuts=audit.cuts(),
         cards=_cards(audit, federation, suspects[:_MAX_SUSPECTS]),

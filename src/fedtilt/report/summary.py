@@ -73,19 +73,24 @@ def fairness_beyond_chance(run: Run) -> str:
     """Intervals of the spread of true scores over clients, and which method is fairer; empty: unknown.
 
     The estimates by moments are in the table; those by likelihood, which differ a little, are left to `true_spread`.
+    Moments outside the interval are named: with classes in proportion, tiny clients vary less than by chance.
     """
     if not compare.knows_chance(run):
         return ""
     spreads = {m: [true_spread(s.sums(m), s.total) for s in run.compared] for m in compare.best_methods(run, 5)}
-    texts = []
+    texts, outside = [], []
     for method, found in spreads.items():
-        low, high = (fmean(ends) for ends in zip(*[(spread.low, spread.high) for spread in found], strict=True))
+        moments, low, high = (fmean(getattr(spread, key) for spread in found) for key in ("moments", "low", "high"))
+        outside += [] if low <= moments <= high else [method]
         digits = ".1f" if run.score is ACCURACY else ".3g"
         texts.append(f"{method} {low:{digits}} to {high:{digits}}")
     fairest = min(spreads, key=lambda method: fmean(spread.estimate for spread in spreads[method]))
     others = [m for m in spreads if m != fairest and all(_is_fairer(s, fairest, m) for s in run.compared)]
     fairer = f"; {fairest} is fairer than {join_words(others)} beyond chance" if others else ""
-    return f"std over clients of the true {run.score.title}; 95 % intervals: {', '.join(texts)}{fairer}"
+    doubt = ""
+    if outside:
+        doubt = f"; {join_words(outside)}: outside, as test data varies less than by chance, so read the interval"
+    return f"std over clients of the true {run.score.title}; 95 % intervals: {', '.join(texts)}{fairer}{doubt}"
 
 
 def _is_fairer(seed_run: SeedRun, ours: str, theirs: str) -> bool:

@@ -64,8 +64,9 @@ def verdict(run: Run) -> list[str]:
 
 
 def _about_local(run: Run, best: str) -> list[str]:
-    gap, count = _difference(run, best, "local"), run.fingerprint["clients"]
-    text = f"against every client alone, {_change(run, best, gap)}, {_over(run, count)}"
+    gap = _difference(run, best, "local")
+    over = "on all test samples" if rare_class(run) is not None else f"mean over {gap.pairs:,} clients"
+    text = f"against every client alone, {_change(run, best, gap)}, {over}"
     sentence = {
         1: f"Federation helps: {text}.",
         0: f"Whether federation helps is not clear: {text}.",
@@ -103,10 +104,6 @@ def _about_constant(run: Run, best: str, constant: str, value: float) -> str:
     if gap.sign() > 0:
         return f"{what}; against it, {change}."
     return f"{what}, and no method is clearly better: against it, {change}. Train longer, or look at the columns."
-
-
-def _over(run: Run, clients: int) -> str:
-    return "on all test samples" if rare_class(run) is not None else f"mean over {clients:,} clients"
 
 
 def _value(run: Run, value: float) -> str:
