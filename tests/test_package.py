@@ -202,6 +202,7 @@ def test_the_library_never_loads_code_from_data() -> None:
     for path in (ROOT / "src").rglob("*.py"):
         code = "\n".join(line for line in path.read_text().splitlines() if not line.strip().startswith(("#", '"""')))
         code = code.replace(".eval(", "").replace("allow_pickle=False", "").replace("credentials.yaml", "")
+        code = re.sub(r"torch\.load\([^()]*weights_only=True\)|from pickle import UnpicklingError", "", code)
         matches = [word for word in forbidden if re.search(rf"\b{re.escape(word)}", code)]
         assert not matches, f"{path.name} uses {matches}"
 

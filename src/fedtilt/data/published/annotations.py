@@ -3,11 +3,11 @@
 CIFAR-10N and CIFAR-100N are from Wei et al., ICLR 2022, arXiv 2110.12088; FNBench (arXiv 2505.06684) trains with them.
 """
 
-import pickle
 import warnings
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -53,13 +53,13 @@ def _read(path: Path, keys: tuple[str, ...]) -> list[Tensor]:
     """Some of the arrays of whole numbers in a file, int64; nothing but arrays is ever built from it."""
     try:
         with torch.serialization.safe_globals(_ALLOWED), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about other versions of pickle: what is found is checked
+            warnings.simplefilter("ignore")  # about other versions: what is found is checked
             content = torch.load(path, map_location="cpu", weights_only=True)
         found = [content[key] for key in keys]
         return [torch.as_tensor(v.values() if isinstance(v, _Array) else v).reshape(-1).long() for v in found]
     except OSError as error:
         raise unreadable(path, error) from error
-    except (pickle.UnpicklingError, zipfile.BadZipFile, EOFError, RuntimeError, TypeError, ValueError, KeyError,
+    except (UnpicklingError, zipfile.BadZipFile, EOFError, RuntimeError, TypeError, ValueError, KeyError,
             AttributeError, IndexError, UnicodeError) as error:  # fmt: skip
         raise InputError(
             f"{path} has no arrays {' and '.join(keys)} that can be read; download it again from CIFAR-N"
