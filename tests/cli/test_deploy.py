@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr")
 
 import fedtilt as ft
-from fedtilt.cli.deploy import app
+from fedtilt.cli.deploy import _check_user, app
+from fedtilt.errors import InputError
 from fedtilt.files import private_folder
 from fedtilt.flower.deploy import processes
 from fedtilt.flower.deploy.credentials import make_site_key
@@ -242,3 +243,10 @@ def test_from_a_new_project_to_two_trained_sites_over_tls(tmp_path: Path) -> Non
         assert output.endswith(second)
     finally:
         deploy("down", project)
+
+
+@pytest.mark.parametrize("command", ["up", "server", "site"])
+def test_windows_has_no_processes_of_a_deployment(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(InputError, match=f"fedtilt deploy {command} does not run on Windows; use Linux, or WSL"):
+        _check_user(command, allow_root=True)

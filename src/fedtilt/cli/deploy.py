@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import time
 import tomllib
 from collections.abc import Sequence
@@ -111,7 +112,9 @@ def _restart_site(project: Path, site: int, node_config: Sequence[str]) -> None:
 
 def _check_user(command: str, allow_root: bool) -> None:
     """Raise InputError for root: whatever is wrong in a project or in Flower would have the whole machine."""
-    if not allow_root and hasattr(os, "geteuid") and os.geteuid() == 0:
+    if sys.platform == "win32":  # which has neither the signals nor the umask of its processes
+        raise InputError(f"fedtilt deploy {command} does not run on Windows; use Linux, or WSL on this machine")
+    if not allow_root and os.geteuid() == 0:
         raise InputError(
             f"fedtilt deploy {command} as root would run the project's code as root; run it as another user, such as "
             f"sudo -u fedtilt fedtilt deploy {command}, or add --allow-root"

@@ -1,5 +1,6 @@
 """Files as spreadsheets and databases export them: read right, or with a warning and its remedy."""
 
+import gzip
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -195,3 +196,30 @@ def test_newlines_in_quotes_and_empty_lines_keep_the_numbers_of_rows(tmp_path: P
     table, data = read(write(tmp_path, [*lines[:3], "", *lines[3:]]))
     assert set(data.schema.column("extra").categories) == {"a\nb", "c, d"}
     assert np.array(table.reader.rows)[:3].tolist() == ["row 2", "row 4", "row 6"]
+
+
+def test_a_workbook_has_one_sheet_with_cells(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    book.create_sheet("empty")
+    table = book.create_sheet("patients")
+    for line in lines_of([f"{i % 9:05}" for i in range(ROWS)]):
+        age, *others = line.split(",")
+        table.append([int(age) if age.isdecimal() else age, *others])
+    book.save(tmp_path / "export.xlsx")
+    _, data = read(tmp_path / "export.xlsx")
+    assert [(c.name, c.kind) for c in data.schema.columns] == [("age", "number"), ("extra", "category")]
+    book.worksheets[1].append(["a note"])
+    book.save(tmp_path / "export.xlsx")
+    with pytest.raises(InputError, match="has 2 sheets; save the one with the table as a file of its own"):
+        read(tmp_path / "export.xlsx")
+
+
+@pytest.mark.parametrize("top", ["", "# a comment\n"])
+def test_compressed_files_are_read_alike(top: str, tmp_path: Path) -> None:
+    lines = lines_of([f"{i % 9:05}" for i in range(ROWS)])
+    path = tmp_path / "export.csv.gz"
+    path.write_bytes(gzip.compress((top + "\n".join(lines)).encode()))
+    table, data = read(path)
+    assert data.schema == read(write(tmp_path, lines))[1].schema
+    assert table.reader.rows[0] == f"row {2 + bool(top)}"

@@ -243,20 +243,21 @@ def _parquet(path: Path) -> Iterator[pyarrow.parquet.ParquetFile]:
 
 
 def read_xlsx(path: Path, text: Sequence[str], files: Files) -> ClientTable:
-    """Read the first sheet, whose first row is the header; a column of different types is text."""
+    """Read the one sheet that has cells, whose first row is the header; a column of different types is text."""
     try:
         import openpyxl
     except ModuleNotFoundError:
         raise InputError(f"table {path} needs openpyxl: {install_command('excel')}; or save it as CSV") from None
     try:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
-        rows = [list(row) for row in book.worksheets[0].iter_rows(values_only=True)]
-        sheets = len(book.worksheets)
+        sheets = [[list(row) for row in sheet.iter_rows(values_only=True)] for sheet in book.worksheets]
         book.close()
     except (OSError, KeyError, ValueError, IndexError, zipfile.BadZipFile) as error:
         raise InputError(f"table {path} is not a readable .xlsx file ({error}); save it again") from error
-    if sheets > 1:
-        raise InputError(f"table {path} has {sheets} sheets; save the one with the table as a file of its own")
+    filled = [rows for rows in sheets if any(cell is not None for row in rows for cell in row)]
+    if len(filled) > 1:
+        raise InputError(f"table {path} has {len(filled)} sheets; save the one with the table as a file of its own")
+    rows = filled[0] if filled else []
     while rows and all(cell is None for cell in rows[-1]):  # a formatted row without cells
         rows.pop()
     if not rows:
