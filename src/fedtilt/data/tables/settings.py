@@ -62,7 +62,11 @@ class Files:
         if self.encoding is not None:
             try:
                 "".encode(self.encoding)
-            except (LookupError, TypeError):
+            except (
+                LookupError,
+                TypeError,
+                ValueError,
+            ):  # ValueError: no name at all, such as one with a null character
                 raise InputError(f"encoding = {self.encoding!r} is unknown; such as 'cp1252' or 'latin-1'") from None
 
     def to_json(self) -> dict[str, Any]:
