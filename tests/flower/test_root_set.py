@@ -55,6 +55,8 @@ def test_a_root_set_is_read_from_a_file_on_the_server(hospitals: Deployment, tmp
         found[name] = shared(tmp_path / name)
     assert torch.equal(found["first"], found["again"])
     assert not torch.allclose(found["first"], found["other"])  # it is what decides
+    with pytest.raises(InputError, match="another root set; name the file of the server"):
+        hospitals.run(out=str(tmp_path / "first"), root=str(tmp_path / "data/0.csv"), set="train.rounds=3")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedtilt.data.groups import CLASS, in_words
+from fedtilt.data.inputs import named_tensors
 from fedtilt.engine.client_states import FederationState
+from fedtilt.engine.root_set import RootSet
 from fedtilt.errors import InputError
 from fedtilt.evaluation.method_results import MethodResult
 from fedtilt.evaluation.metrics import Counts, GroupCounts
@@ -34,6 +36,7 @@ from fedtilt.locks import locked
 from fedtilt.parts import Parts, constants_of, tied_parameters
 from fedtilt.spec import dump
 from fedtilt.state import ServerState
+from fedtilt.storage.fingerprint import digest_of
 from fedtilt.storage.predictions import declared_sets
 from fedtilt.storage.provenance import record_environment, recorded_settings, seed_folder
 from fedtilt.storage.run_folder import RunFolder
@@ -73,10 +76,10 @@ class ServerRunFolder:
 
     def __init__(
         self, folder: Path, task: ResolvedTask, info: FederationInfo, model: nn.Module, parts: Parts, *,
-        kept_rounds: int = 3, back_to: int | None = None,
+        kept_rounds: int = 3, back_to: int | None = None, root: RootSet | None = None,
     ) -> None:  # fmt: skip
         self.folder, self._task, self._info, self._model, self._parts = folder, task, info, model, parts
-        self._kept_rounds, self.back_to = kept_rounds, back_to
+        self._kept_rounds, self.back_to, self._root = kept_rounds, back_to, root
         self._seed_folder = seed_folder(folder, task.spec.seed)
         self._run_folder = RunFolder(self._seed_folder)
         self._history_file = self._seed_folder / "history.json"
@@ -248,6 +251,8 @@ class ServerRunFolder:
         spec, schema = self._task.spec, self._info.schema
         info = self._info
         found = task_fingerprint(self._task, info.data, info.sites, info.class_names, self._model, self._parts)
+        if self._root is not None:
+            found["root"] = digest_of([*named_tensors(self._root.x, "x").values(), self._root.y])
         if schema is None:
             return found
         return found | {  # what decides which rows of the sites' tables are training data

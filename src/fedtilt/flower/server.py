@@ -67,12 +67,14 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
         mechanism = GaussianMechanism.of(resolved.settings, info.sites, parts)
         if mechanism is not None:  # the noise is part of the fingerprint: a run has one
             resolved = resolved._replace(settings=mechanism.with_noise(resolved.settings))
+        root = _root_set(task, resolved, config, schema, model, parts)
         run_folder = ServerRunFolder(
-            folder, resolved, info, model, parts, kept_rounds=policy.kept_rounds, back_to=_back_to(config)
-        )
+            folder, resolved, info, model, parts, kept_rounds=policy.kept_rounds, back_to=_back_to(config),
+            root=None if root is None else root[0],
+        )  # fmt: skip
         strategy = SiteStrategy(
             resolved.method, parts, info, settings=resolved.settings, net=model, policy=policy, run_folder=run_folder,
-            site_keys=keys, root=_root_set(task, resolved, config, schema, model, parts),
+            site_keys=keys, root=root,
         )  # fmt: skip
         limit_reply_size(grid, max_reply_size(model), strategy.membership.drop_reply)
         strategy.start(grid)

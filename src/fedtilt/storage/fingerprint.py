@@ -32,6 +32,7 @@ _DIGESTED = {
     "constants": "another {part}, which the run does not train; restore the model's code and weights",
     "loss": "another loss function; restore its code",
     "transform": "another transform; restore its code",
+    "root": "another root set; name the file of the server that the run was started with",
 }
 _OF_A_SEED = ("seed", "samples", "partition", "sizes", "start", "constants")  # differ between the seeds of one run
 
@@ -47,15 +48,17 @@ def fingerprint_of(prepared: PreparedRun) -> dict[str, Any]:
     return {
         **recorded_settings(prepared.methods, prepared.settings),
         "data": data.name,
-        "samples": _digest([*x_train, data.y_train, *x_test, data.y_test, *groups, *noisy]),
+        "samples": digest_of([*x_train, data.y_train, *x_test, data.y_test, *groups, *noisy]),
         "outliers": federation.outliers.to_json(),
         "clients": federation.clients,
-        "partition": _digest([*index, federation.has_outliers, *seed_of_outliers]),
-        "sizes": _digest([torch.tensor([len(rows) for rows in index])]),  # tells apart two partitions of the same rows
+        "partition": digest_of([*index, federation.has_outliers, *seed_of_outliers]),
+        "sizes": digest_of(
+            [torch.tensor([len(rows) for rows in index])]
+        ),  # two partitions of the same rows differ in them
         **prepared.parts.to_json(),
         "tied": tied_parameters(prepared.net),
         "architecture": repr(prepared.net),
-        "start": _digest([prepared.parts.initial]),
+        "start": digest_of([prepared.parts.initial]),
         "loss": _loss_digest(prepared),
         **_transform_digest(prepared),
     }
@@ -72,7 +75,7 @@ def _loss_digest(prepared: PreparedRun) -> str:
     elif isinstance(target, NumericTarget):
         targets = torch.arange(16).cos()
     with torch.no_grad():
-        return _digest([prepared.settings.sample_loss(outputs, targets)])
+        return digest_of([prepared.settings.sample_loss(outputs, targets)])
 
 
 def _transform_digest(prepared: PreparedRun) -> dict[str, str]:
@@ -81,10 +84,11 @@ def _transform_digest(prepared: PreparedRun) -> dict[str, str]:
     if transform is None:
         return {}
     found = check_transform(transform, take(prepared.federation.clean_train(0)[0], slice(0, 8)))
-    return {"transform": _digest([values.cpu() for values in named_tensors(found, "x").values()])}
+    return {"transform": digest_of([values.cpu() for values in named_tensors(found, "x").values()])}
 
 
-def _digest(tensors: Sequence[torch.Tensor]) -> str:
+def digest_of(tensors: Sequence[torch.Tensor]) -> str:
+    """A digest of the values of tensors on the CPU."""
     digest = hashlib.blake2b(digest_size=16)
     for values in tensors:
         digest.update(values.contiguous().numpy().data)
