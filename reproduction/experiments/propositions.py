@@ -213,12 +213,18 @@ def _separate_models(federation: Federation, training: TrainSettings, net: nn.Mo
     one_round = replace(training, rounds=1)
     (first,) = _all_rounds(separate, federation, one_round, net)
     (first_prox,) = _all_rounds(fedprox, federation, one_round, net)
-    v = torch.stack([first.state.client_states.get(("fedtilt", c)).personal for c in first.selected])
+    v = _personal_models(first)
     return {
         "apart_from_fedprox": _round((final[0] - final[1]).abs().max()),
         "apart_from_fedavg": _round((final[0] - final[2]).abs().max()),
-        "first_round": _round((v.mean(0).cpu() - first_prox.state.shared["fedtilt"].cpu()).abs().max()),
+        "first_round": _round((v.mean(0) - first_prox.state.shared["fedtilt"].cpu()).abs().max()),
     }
+
+
+def _personal_models(round: Round) -> Tensor:
+    """The personal models of the clients that took part in a round."""
+    found = [round.state.client_states.get(("fedtilt", client)).personal for client in round.selected]
+    return torch.stack([model for model in found if model is not None]).cpu()
 
 
 def _distances_to_w(federation: Federation, training: TrainSettings, net: nn.Module, mu: float) -> dict[str, float]:
@@ -228,7 +234,7 @@ def _distances_to_w(federation: Federation, training: TrainSettings, net: nn.Mod
     received, aggregated = parameters_to_vector(net), parameters_to_vector(net)
     for r in simulate_prepared(prepare([method], federation, net, stable)):
         received, aggregated = aggregated, r.state.shared["fedtilt"].cpu()
-    v = torch.stack([r.state.client_states.get(("fedtilt", c)).personal for c in r.selected]).cpu()
+    v = _personal_models(r)
     return {
         "received": _round((v - received).norm(dim=1).max()),
         "out": _round((v - aggregated).norm(dim=1).max()),
