@@ -32,7 +32,7 @@ TRAIN = {"rounds": 3, "participation": 0.5, "epochs": 2, "batch_size": 10, "lr":
 @pytest.fixture(scope="module")
 def federation() -> ft.Federation:
     return ft.Federation.build(
-        ft.data.load("digits"), clients=6, classes_per_client=2, partition="dirichlet", alpha=0.5, outliers="flips",
+        ft.data.load("digits"), clients=6, partition="dirichlet", alpha=0.5, outliers="flips",
         outlier_clients=0.5, max_train=50, seed=1,
     )  # fmt: skip
 

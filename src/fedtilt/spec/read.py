@@ -85,7 +85,8 @@ def load(
     _make_paths_absolute(raw, Path.cwd())
     options = {"seed": seed, "seeds": seeds, "device": device}
     raw |= {key: value for key, value in options.items() if value is not None}
-    given = [key for key, _, value in map(partial(_split_override, raw), overrides) if value]
+    last = {key: value for key, _, value in map(partial(_split_override, raw), overrides)}
+    given = [key for key, value in last.items() if value]
     parse_given = _parse_without_unused if _is_builtin(source) or of_run else _parse_overridden
     spec = parse_given(raw, given)
     check_rates_used([m.to_method() for m in spec.methods], [key.removeprefix("train.") for key in given], "train.")
