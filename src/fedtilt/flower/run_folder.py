@@ -18,7 +18,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedtilt.data.groups import CLASS, in_words
-from fedtilt.data.inputs import named_tensors
 from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.root_set import RootSet
 from fedtilt.errors import InputError
@@ -252,7 +251,7 @@ class ServerRunFolder:
         info = self._info
         found = task_fingerprint(self._task, info.data, info.sites, info.class_names, self._model, self._parts)
         if self._root is not None:
-            found["root"] = digest_of([*named_tensors(self._root.x, "x").values(), self._root.y])
+            found["root"] = digest_of(self._root.tensors())
         if schema is None:
             return found
         return found | {  # what decides which rows of the sites' tables are training data
