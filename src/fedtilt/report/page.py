@@ -13,6 +13,7 @@ from fedtilt.report.decision_metrics import decision_metrics
 from fedtilt.report.differences import differences
 from fedtilt.report.figure import Style, styles
 from fedtilt.report.figures import MAX_METHODS, build_figures
+from fedtilt.report.notes import notes
 from fedtilt.report.prediction_sets import prediction_sets_table
 from fedtilt.report.run_reader import Run
 from fedtilt.report.verdict import thresholds, verdict
@@ -61,7 +62,7 @@ def _run_values(
         "beyond_chance": summary.fairness_beyond_chance(run),
         "certificate": summary.certificates(run),
         "verdict": [*verdict(run), *thresholds(run)],
-        "cautions": summary.cautions(run),
+        "notes": [note.text for note in notes(run)],
         "about_data": list(dict.fromkeys(text for seed_run in run.compared for text in seed_run.about_data)),
         "audit": os.path.relpath(audit, folder) if (audit := run.folder / "audit.html").exists() else "",
         "groups_in_words": in_words(run.group),
