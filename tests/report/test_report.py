@@ -25,13 +25,13 @@ from fedtilt.report.compare import (
     METRICS,
     best_and_tied,
     comparison_table,
-    worst_clients,
 )
 from fedtilt.report.figure import styles
 from fedtilt.report.figures import build_figures
 from fedtilt.report.notes import notes
 from fedtilt.report.run_reader import read_run
 from fedtilt.report.summary import headline, worst_scores
+from fedtilt.report.weak_spots import worst_clients
 from tests.helpers.hostile_names import CLIENT, NASTY
 
 

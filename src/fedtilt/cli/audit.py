@@ -19,7 +19,7 @@ from fedtilt.files import read_json, write_bytes
 
 if TYPE_CHECKING:
     from fedtilt.auditing.samples import Audit, Suspect, WrongLabels
-    from fedtilt.runs.audit import Gain, RunAudit
+    from fedtilt.runs.audit import AccuracyGain, RunAudit
     from fedtilt.runs.callback import Callback
 
 _CUT, _TOP = 0.5, 15
@@ -190,7 +190,7 @@ def _train_again(
             echo("no validation data; set clients.validation = 0.1 in the spec to measure the gain without test data")
 
 
-def _gain_table(found: "Sequence[Gain]") -> Table:
+def _gain_table(found: "Sequence[AccuracyGain]") -> Table:
     table = text_table(["method", "accuracy on"], ["before", "after", "gain"])
     for method, split, before, after in found:
         table.add_row(Text(method), split, f"{before:.2f} %", f"{after:.2f} %", f"{after - before:+.2f} points")

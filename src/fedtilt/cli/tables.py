@@ -9,8 +9,8 @@ from fedtilt.cli.console import escape, fits, text_table
 from fedtilt.data.groups import in_words
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.scores import ACCURACY, SCORES, others_of
-from fedtilt.report import compare
-from fedtilt.report.compare import Cell, GroupTable, Metric, Worst, comparison_cells, overview_metrics
+from fedtilt.report import compare, weak_spots
+from fedtilt.report.compare import Cell, GroupTable, Metric, comparison_cells, overview_metrics
 from fedtilt.report.notes import notes
 from fedtilt.report.run_reader import Run
 from fedtilt.report.summary import certificates, fairness_beyond_chance, worst_score
@@ -24,7 +24,7 @@ def comparison_table(run: Run, width: int) -> Group:
     """
     metrics = overview_metrics(run)
     cells = comparison_cells(compare.comparison_table(run, "evaluated"), metrics)
-    worst = {method: worst_texts(run, method) for method in run.methods} if compare.knows_chance(run) else {}
+    worst = {method: worst_texts(run, method) for method in run.methods} if weak_spots.knows_chance(run) else {}
 
     def build(count: int, worst_columns: Sequence[str] = ()) -> Table:
         table = text_table(["method"], [*map(_title, metrics[:count]), *worst_columns])
@@ -65,10 +65,10 @@ def _texts(cells: Sequence[Cell]) -> list[str]:
 
 def worst_texts(run: Run, method: str) -> tuple[str, str]:
     """The client and the class or group that a method fails most; empty: chance explains all differences."""
-    return _worst_text(run, compare.worst_client(run, method)), _worst_text(run, compare.worst_group(run, method))
+    return _worst_text(run, weak_spots.worst_client(run, method)), _worst_text(run, weak_spots.worst_group(run, method))
 
 
-def _worst_text(run: Run, worst: Worst | None) -> str:
+def _worst_text(run: Run, worst: weak_spots.Worst | None) -> str:
     if worst is None:
         return ""
     seed = f", seed {worst.seed}" if worst.seed is not None and len(run.compared) > 1 else ""
@@ -173,7 +173,7 @@ def _legend(lines: Iterable[tuple[str, str]]) -> Table:
     return out
 
 
-def best_methods(summaries: Mapping[str, RoundMetrics], count: int) -> dict[str, RoundMetrics]:
+def leading_methods(summaries: Mapping[str, RoundMetrics], count: int) -> dict[str, RoundMetrics]:
     """All methods, or the `count` with the best score if there are more."""
     if len(summaries) <= count:
         return dict(summaries)
@@ -185,7 +185,7 @@ def best_methods(summaries: Mapping[str, RoundMetrics], count: int) -> dict[str,
 def progress_table(summaries: Mapping[str, RoundMetrics]) -> Table:
     """The table below the progress bar."""
     out = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2))
-    shown = best_methods(summaries, 8)
+    shown = leading_methods(summaries, 8)
     score = SCORES[next(iter(shown.values())).evaluated.score].title
     for title in ("method", score, "client fairness", "client data fairness"):
         out.add_column(title, justify="left" if title == "method" else "right")

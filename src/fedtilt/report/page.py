@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtilt.data.groups import in_words
-from fedtilt.report import compare, html, summary
+from fedtilt.report import compare, html, summary, weak_spots
 from fedtilt.report.decision_metrics import decision_metrics
 from fedtilt.report.differences import differences
 from fedtilt.report.figure import Style, styles
@@ -112,7 +112,7 @@ def _baseline_cells(run: Run, metrics: Sequence[compare.Metric]) -> dict[str, li
 
 def _worst_clients(run: Run) -> dict[str, Any]:
     methods, choose = compare.best_methods(run, MAX_METHODS), max if run.score.higher_is_better else min
-    worst = compare.worst_clients(run, methods)
+    worst = weak_spots.worst_clients(run, methods)
     personal = [m for m in methods if run.compared[0].counts[m].personal is not None]
     rows = []
     for seed_run, client, samples, values in worst:

@@ -8,7 +8,7 @@ import torch
 from fedtilt.evaluation.certificate import Certificate, describe
 from fedtilt.evaluation.scores import ACCURACY, Score, shares_of
 from fedtilt.evaluation.true_spread import fairness_difference, true_spread
-from fedtilt.report import compare
+from fedtilt.report import compare, weak_spots
 from fedtilt.report.figure import capitalise
 from fedtilt.report.run_reader import Run, SeedRun
 from fedtilt.text_tables import article, join_words
@@ -47,11 +47,11 @@ def headline(run: Run) -> str:
 
 def worst_scores(run: Run) -> str:
     """The client and the class or group that each of the best methods fails most, beyond chance; empty: unknown."""
-    if not compare.knows_chance(run):
+    if not weak_spots.knows_chance(run):
         return ""
     clauses = []
     for method in compare.best_methods(run, 5):
-        client, group = compare.worst_client(run, method), compare.worst_group(run, method)
+        client, group = weak_spots.worst_client(run, method), weak_spots.worst_group(run, method)
         seed = f" of seed {client.seed}" if client is not None and len(run.compared) > 1 else ""
         of_client = "no client" if client is None else f"client {client.name}{seed}: {worst_score(run.score, client)}"
         of_group = f"no {run.group}" if group is None else f"{run.group} {group.name}: {worst_score(run.score, group)}"
@@ -61,7 +61,7 @@ def worst_scores(run: Run) -> str:
     return f"{text}{shown if len(clauses) < len(run.methods) else ''}"
 
 
-def worst_score(score: Score, worst: compare.Worst) -> str:
+def worst_score(score: Score, worst: weak_spots.Worst) -> str:
     """The true score of a client or group, estimated, and its interval."""
     ends = (f"{end:.0f}" if score is ACCURACY else f"{end:.4g}" for end in (worst.low, worst.high))
     return f"{_format_score(worst.value, score)} ({' to '.join(ends)})"
@@ -73,7 +73,7 @@ def fairness_beyond_chance(run: Run) -> str:
     The estimates by moments are in the table; those by likelihood, which differ a little, are left to `true_spread`.
     Moments outside the interval are named: with classes in proportion, tiny clients vary less than by chance.
     """
-    if not compare.knows_chance(run):
+    if not weak_spots.knows_chance(run):
         return ""
     spreads = {m: [true_spread(s.sums(m), s.total) for s in run.compared] for m in compare.best_methods(run, 5)}
     texts, outside = [], []

@@ -8,10 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from fedtilt.data.naming import sort_names
-from fedtilt.data.tables.cells import BadCells, ColumnValues, TextColumn, all_missing, distinct_texts
+from fedtilt.data.tables.cells import BadCells, ColumnValues, all_missing, distinct_texts
 from fedtilt.data.tables.client_table import has_fraction, is_number, is_text
 from fedtilt.data.tables.reader import TableReader, join_arrays
 from fedtilt.data.tables.schema import Column
+from fedtilt.data.tables.text_column import TextColumn
 from fedtilt.data.tables.text_values import DAY, UNKNOWN_WORDS, common_decimal, to_days, to_number, yes_no_values
 from fedtilt.errors import InputError
 
