@@ -30,7 +30,19 @@ class ColumnValues:
     doubts: tuple[str, ...] = ()  # what may be wrong with how its text was read, with the remedy
 
 
-class BadCells(InputError):
+class SchemaMismatch(InputError):
+    """A table that does not fit the schema.
+
+    `difference` says so to others: of the table, it has no more than names and kinds of columns, and names of classes.
+    `withheld` says it without the names that the schema lacks.
+    """
+
+    def __init__(self, message: str, difference: str, withheld: str | None = None) -> None:
+        super().__init__(message)
+        self.difference, self.withheld = difference, withheld or difference
+
+
+class BadCells(SchemaMismatch):
     """Cells of one column that cannot be used; the message is about the first."""
 
     def __init__(
@@ -42,7 +54,7 @@ class BadCells(InputError):
             f"correct the cell or empty it, or leave the column out: drop = [{column!r}] (data.drop in a spec)"
         )
         where = f"table {reader.name} has {cell!r} in {reader.rows[position]}, column {column!r}"
-        super().__init__(f"{where}, but {rule}: {remedy}")
+        super().__init__(f"{where}, but {rule}: {remedy}", f"has cells in column {column!r} that cannot be used")
         self.column = column
         self.reasons = {row: f"{text!r} in column {column!r}, but {rule}" for row, text in cells.items()}
 
