@@ -32,7 +32,7 @@ from fedtilt.files import private_files, private_folder, read_json, write_json, 
 from fedtilt.flower.evaluation import Declared
 from fedtilt.flower.membership import MissingSitesError
 from fedtilt.flower.task import FederationInfo, ResolvedTask
-from fedtilt.flower.training_history import Change, JumpCheck, TrainingHistory
+from fedtilt.flower.training_history import JumpCheck, ModelChange, TrainingHistory
 from fedtilt.locks import locked
 from fedtilt.parts import Parts, constants_of, tied_parameters
 from fedtilt.spec import dump
@@ -185,7 +185,7 @@ class ServerRunFolder:
         """The state after a round, of which the server has its part."""
         return FederationState(round, {self._method: server}, self._run_folder.client_states)
 
-    def record_change(self, round: int, change: Change) -> None:
+    def record_change(self, round: int, change: ModelChange) -> None:
         """Record how far a round moved the shared model, before its checkpoint is saved."""
         self._participation["rounds"][str(round)]["change"] = change.length
         if change.jump is not None:

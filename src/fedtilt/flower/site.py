@@ -25,7 +25,7 @@ from fedtilt.evaluation.groups import Grouping, group_names
 from fedtilt.evaluation.metrics import Counts, GroupCounts
 from fedtilt.evaluation.metrics_frame import metrics_frame
 from fedtilt.evaluation.prediction_sets import counts_of
-from fedtilt.evaluation.predictions import CLIENT, Predictions, has_prediction_sets, predictions_of, scores_of
+from fedtilt.evaluation.predictions import CLIENT, Predictions, conformity_scores, has_prediction_sets, predictions_of
 from fedtilt.evaluation.round_metrics import round_metrics
 from fedtilt.evaluation.scores import no_sums
 from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
@@ -34,7 +34,7 @@ from fedtilt.flower.evaluation import Declared, EvaluationReply, class_spreads
 from fedtilt.flower.messages import Instruction
 from fedtilt.flower.run_folder import task_fingerprint
 from fedtilt.flower.site_data import is_on, site_federation, site_number
-from fedtilt.flower.site_files import DamagedState, SiteState, SiteStates, write_report, write_suspects
+from fedtilt.flower.site_files import DamagedState, SiteState, SiteStates, write_site_report, write_suspects
 from fedtilt.flower.task import NodeConfig, Task
 from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.locks import locked
@@ -193,7 +193,7 @@ class Site:
             validation = None if self.task.settings.stop is None else self._validation(state)
             declared = self._declared(counts, predictions)
             reply = EvaluationReply(shared, personal, total, spreads, declared, validation)
-            write_report(
+            write_site_report(
                 self._folder, round, self.federation.class_names, reply, instruction.history,
                 kept=list(kept.to_tensors()), damage=damage,
                 file=None if stored is None or kept.is_empty else stored.path,
@@ -249,7 +249,7 @@ class Site:
         if self._has_validation:
             device = pick_device(self.task.settings.device)
             validation = Evaluator(federation, self._model, self.parts, device, "validation")
-            every = scores_of(federation, validation.predictions(method, state))
+            every = conformity_scores(federation, validation.predictions(method, state))
             scores = dataclasses.replace(every, validation=every.validation[own], labels=federation.class_counts()[own])
         (found,) = predictions_of(federation, {"": evaluator.predictions(method, state)}).values()
         client = found.groupings[CLIENT]
