@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from fedtilt.cli.console import Console, echo, escape, plural
+from fedtilt.cli.deploy_status import early_end
 from fedtilt.cli.progress import ProgressDisplay
 from fedtilt.cli.run import write_report
 from fedtilt.cli.tables import group_tables, worst_texts
@@ -61,6 +62,8 @@ def train(project: Path, config: dict[str, Any], out: Path | None, log: Sequence
             raise typer.Exit(130) from None
     if progress.was_finished:
         echo(f"finished     {folder} was already finished; for a new run choose another folder with --out")
+    if reason := early_end(folder / f"seed-{task.spec.seed}"):
+        echo(f"ended{reason}")
     _print_result(folder, task.method.name, cluster)
 
 

@@ -12,7 +12,7 @@ from fedtilt.data.naming import client_number
 from fedtilt.engine.client_states import FederationState
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts
-from fedtilt.evaluation.prediction_sets import Scores
+from fedtilt.evaluation.prediction_sets import ConformityScores
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import interpreting, read_json, read_tensors
 from fedtilt.state import ClientState, ServerState
@@ -43,7 +43,9 @@ class TrainedRun(NamedTuple):
     client_state: Callable[[str, int], ClientState]  # of a method and a client's number
     round: int
     evaluation: Callable[[str], Evaluation | None]  # of a method; None: the round was not evaluated
-    scores: Callable[[str], Scores | None] = lambda _: None  # of a method on validation data; None: there are none
+    scores: Callable[[str], ConformityScores | None] = lambda _: (
+        None
+    )  # of a method on validation data; None: there are none
     version: str = __version__  # of fedtilt, that trained it
     own_client: int | None = None  # of a site's folder: the site
 
@@ -107,7 +109,7 @@ def _evaluation(run_folder: RunFolder, round: int, method: str) -> Evaluation | 
     return Evaluation(lines[method].summary, counts[method], total)
 
 
-def _scores(folder: Path, round: int, method: str) -> Scores | None:
+def _scores(folder: Path, round: int, method: str) -> ConformityScores | None:
     """The stored scores of a method on validation data."""
     predictions = read_predictions(folder, round).get(method)
     return None if predictions is None else predictions.scores
