@@ -12,7 +12,7 @@ from typing import Any
 from fedtilt.cluster.remote_tensor import LostTensorError
 from fedtilt.data import Federation
 from fedtilt.data.data_warnings import warn
-from fedtilt.engine.client_states import ClientStates, FederationState, RestartPoint
+from fedtilt.engine.client_states import ClientStates, FederationState, Owner, StoredState
 from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
 from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
 from fedtilt.engine.state import check_server, initial_server
@@ -23,6 +23,7 @@ from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.simulation.round import Round
 from fedtilt.simulation.simulator import Simulator
+from fedtilt.state import ServerState
 from fedtilt.storage.releases import Releases
 from fedtilt.training.precision import fp32_deterministic
 
@@ -90,6 +91,43 @@ def simulate_prepared(
         check_server(m, state.server[m.name], initial[m.name])
     state.server = {m.name: state.server[m.name].to(device) for m in methods}
     return _rounds(prepared, state, notice or (lambda text: warn([text])), releases or Releases(None, state.round))
+
+
+_ROUNDS = 10  # between two restart points, where models stay on the nodes
+_MAX_LOSSES = 3  # after one restart point
+
+
+class RestartPoint:
+    """The last state of a federation that this process and its files have in full.
+
+    The rounds since then are trained again, bit-identical: all that is random depends on the numbers of rounds.
+    """
+
+    def __init__(self) -> None:
+        self._round = 0
+        self._server: dict[str, ServerState] = {}
+        self._stored: dict[Owner, StoredState] | None = None  # None: no model was on a node
+        self._losses = 0
+
+    def save(self, state: FederationState, *, on_nodes: bool) -> None:
+        """Make this state the restart point, if one is due; `on_nodes`: the next models stay on the nodes."""
+        is_due = self._stored is None or state.round >= self._round + _ROUNDS or state.client_states.is_saved
+        if on_nodes and not is_due:
+            return
+        self._stored = state.client_states.save_all() if on_nodes else None
+        if state.round > self._round:
+            self._losses = 0
+        self._round, self._server = state.round, state.server
+
+    def restore(self, state: FederationState) -> str:
+        """Go back, and say so; raises `LostTensorError` if that has not helped before."""
+        self._losses += 1
+        if self._losses > _MAX_LOSSES:
+            raise LostTensorError
+        if self._stored is not None:
+            state.client_states.restore(self._stored)
+        state.round, state.server = self._round, self._server
+        return f"a node died with models that were only there; the rounds after {self._round} are trained again"
 
 
 def _rounds(
