@@ -21,6 +21,7 @@ from fedtilt.flower.deploy.programs import status_text
 from fedtilt.flower.deploy.project import default_run_config
 from fedtilt.locks import locked
 from fedtilt.report.compare import comparison_table, overview_metrics
+from fedtilt.report.notes import model_notes
 from fedtilt.report.run_reader import read_run
 from fedtilt.report.summary import certificates
 from fedtilt.runs.trackers import FolderLog, trackers_of
@@ -176,6 +177,8 @@ def _print_result(folder: Path, method: str, cluster: LocalCluster) -> None:
         console.print(f"fails most   {', '.join(worst)}")
     if certificate := certificates(run):
         console.print(f"certificate  {escape(certificate)}")
+    for note in model_notes(run):
+        console.print(f"note         {escape(note.text)}")
     for table in group_tables(run, console.width):
         Console().print(table)
     if (seed / "declared.json").exists():
