@@ -218,7 +218,7 @@ class FolderLog(AbstractContextManager["FolderLog"]):
 
     def __init__(
         self, folder: Path, seed: int, rounds: int, trackers: Sequence[Tracker], back_to: int | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._folder, self._seed, self._rounds, self._trackers = folder, seed, rounds, trackers
         self._callbacks = Callbacks(trackers)
         self._seed_folder = seed_folder(folder, seed)
