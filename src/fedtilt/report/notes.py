@@ -55,8 +55,6 @@ def _unfinished(run: Run) -> Iterator[Note]:
 
 def _seeds(run: Run) -> Iterator[Note]:
     count = len(run.compared)
-    if run.fingerprint.get("runner") == "flower":  # a deployment has one
-        return
     if count == 1:
         yield Note("seeds", "One seed: small differences may be chance; more seeds give error bars.")
         return
