@@ -19,6 +19,7 @@ from fedtilt.flower import RoundPolicy, Task
 from fedtilt.flower.deploy.local_cluster import LocalCluster, cluster_home
 from fedtilt.flower.deploy.programs import status_text
 from fedtilt.flower.deploy.project import default_run_config
+from fedtilt.flower.run_status import early_end
 from fedtilt.locks import locked
 from fedtilt.report.compare import comparison_table, overview_metrics
 from fedtilt.report.notes import model_notes
@@ -62,6 +63,8 @@ def train(project: Path, config: dict[str, Any], out: Path | None, log: Sequence
             raise typer.Exit(130) from None
     if progress.was_finished:
         echo(f"finished     {folder} was already finished; for a new run choose another folder with --out")
+    if reason := early_end(folder / f"seed-{task.spec.seed}"):
+        echo(f"ended{reason}")
     _print_result(folder, task.method.name, cluster)
 
 

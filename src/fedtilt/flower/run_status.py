@@ -28,19 +28,25 @@ def run_statuses(runs: Path, now: float | None = None) -> Iterator[tuple[Path, R
             continue  # it is written just now
         rounds = int(tomllib.loads(read_toml(spec))["train"]["rounds"])
         recorded = {int(n): entry for n, entry in read_json(seed / "participation.json")["rounds"].items()}
-        ended = _end(folder)
+        ended = _end(folder, seed)
         state = ended or _progress(seed, rounds, time.time() if now is None else now)
         first = f"{folder.name}: round {max(recorded, default=0)} of {rounds}, {state}"
         sites = [f"site {site}: {text}" for site, text in sorted(_sites(recorded).items())]
         yield folder, RunStatus([first, *_last_metrics(seed / "metrics.jsonl"), *sites], bool(ended))
 
 
-def _end(folder: Path) -> str:
+def _end(folder: Path, seed: Path) -> str:
     """How a run ended; empty if it has not."""
     if (folder / "results.json").exists():
-        return "finished"
+        return f"finished{early_end(seed)}"
     stopped = folder / "stopped.json"
     return f"stopped: {read_json(stopped)['reason']}" if stopped.exists() else ""
+
+
+def early_end(seed: Path) -> str:
+    """Why a run ended before its last round, after a colon; empty if it did not."""
+    file = seed / "early_stop.json"
+    return f": {read_json(file)['reason']}" if file.exists() else ""
 
 
 def _progress(seed: Path, rounds: int, now: float) -> str:

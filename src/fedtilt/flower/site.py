@@ -22,11 +22,12 @@ from fedtilt.engine.updates import invalid_reason
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.groups import Grouping, group_names
-from fedtilt.evaluation.metrics import Counts
+from fedtilt.evaluation.metrics import Counts, GroupCounts
 from fedtilt.evaluation.metrics_frame import metrics_frame
 from fedtilt.evaluation.prediction_sets import counts_of
 from fedtilt.evaluation.predictions import CLIENT, Predictions, conformity_scores, has_prediction_sets, predictions_of
 from fedtilt.evaluation.round_metrics import round_metrics
+from fedtilt.evaluation.scores import no_sums
 from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.files import private_files, private_folder, write_json, write_tensors
 from fedtilt.flower.evaluation import Declared, EvaluationReply, class_spreads
@@ -189,7 +190,9 @@ class Site:
             personal = None if kept.is_empty or counts.personal is None else counts.personal[self.number]
             spreads = class_spreads(shared, personal, total)
             predictions = self._predictions(evaluator, state)
-            reply = EvaluationReply(shared, personal, total, spreads, self._declared(counts, predictions))
+            validation = None if self.task.settings.stop is None else self._validation(state)
+            declared = self._declared(counts, predictions)
+            reply = EvaluationReply(shared, personal, total, spreads, declared, validation)
             write_site_report(
                 self._folder, round, self.federation.class_names, reply, instruction.history,
                 kept=list(kept.to_tensors()), damage=damage,
@@ -199,6 +202,15 @@ class Site:
             if predictions is not None and predictions.scores is not None:
                 write_predictions(self._folder, round, {method.name: predictions})
         return reply
+
+    def _validation(self, state: FederationState) -> GroupCounts:
+        """The sums of the evaluated model on the site's validation data, and its samples; all zero if it has none."""
+        if not len(self.federation.validation_index[self.number]):
+            return GroupCounts(no_sums(self.federation.target, 1), torch.zeros(1, dtype=torch.int64))
+        device, method = pick_device(self.task.settings.device), self.task.method
+        evaluator = Evaluator(self.federation, self._model, self.parts, device, "validation")
+        sums = evaluator.all_counts([method], state)[method.name].evaluated
+        return GroupCounts(*(of_site[self.number].sum(0, keepdim=True).cpu() for of_site in (sums, evaluator.total)))
 
     def _write_run(self, round: int, received: ServerState, counts: Counts, total: Tensor) -> None:
         """Write what `fedtilt export` needs of the site's model, as in the folder of a simulated run."""

@@ -11,7 +11,6 @@ import torch
 from fedtilt.attacks.attack import AttackedFederation
 from fedtilt.cluster.connection import check_cluster
 from fedtilt.data import Federation
-from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
 from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
 from fedtilt.errors import InputError, NoEffect
@@ -169,10 +168,10 @@ def train_to_end(
         return summaries
 
     def on_round(r: Round, summaries: Summaries | None) -> bool:
-        ending.append(bool(callback.on_round(r, summaries)))
-        return summaries is not None and (any(ending) or check.is_over)
+        requests.append(bool(callback.on_round(r, summaries)))
+        return summaries is not None and (any(requests) or check.is_over)
 
-    check, ending = StopCheck(prepared.settings.stop), list[bool]()
+    check, requests = StopCheck(prepared.settings.stop), list[bool]()  # of callbacks, to end the run
     for round, found in recorder.evaluations.validations:
         check.update(round, {name: metrics.evaluated for name, metrics in found.items()})
     rounds = prepared.settings.rounds
@@ -187,23 +186,12 @@ def train_to_end(
                 )  # fmt: skip
             state = state if last is None else last.state
         assert state is not None  # there is at least one round, trained now or before
-        state = _end(recorder, state, rounds, check, callback.on_notice)
+        if (ending := check.ending(state.round, rounds)) is not None:
+            if ending.round < state.round:
+                state = recorder.go_back(ending.round, callback.on_notice)
+            recorder.record_end(*ending)
+            callback.on_notice(ending.reason)
     return run_result(prepared, recorder, state, fingerprint, callback.on_notice)
-
-
-def _end(recorder: Recorder, state: FederationState, rounds: int, check: StopCheck, notice: Notice) -> FederationState:
-    """The state that a run ends with; after a kill before it is recorded, a resumed run ends with it too."""
-    best, is_early = check.kept_round, check.is_over and state.round < rounds
-    goes_back = best is not None and best < state.round and (is_early or state.round == rounds)
-    if not is_early and not goes_back:
-        return state
-    reason = check.describe(state.round, is_early=is_early)
-    if goes_back:
-        assert best is not None
-        state = recorder.go_back(best, notice)
-    recorder.record_end(state.round, reason, None if is_early else rounds)
-    notice(reason)
-    return state
 
 
 def _within_releases(
