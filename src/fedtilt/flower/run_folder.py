@@ -30,6 +30,7 @@ from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import private_files, private_folder, read_json, write_json, write_toml
 from fedtilt.flower.evaluation import Declared
 from fedtilt.flower.membership import MissingSitesError
+from fedtilt.flower.run_status import kept_rounds
 from fedtilt.flower.task import FederationInfo, ResolvedTask
 from fedtilt.flower.training_history import JumpCheck, ModelChange, TrainingHistory
 from fedtilt.locks import locked
@@ -54,17 +55,6 @@ def open_run_folder(folder: Path) -> Iterator[None]:
             missing = {"sites": error.sites} if isinstance(error, MissingSitesError) else {}
             write_json(stopped_file, {"reason": str(error)} | missing)
             raise
-
-
-def kept_rounds(folder: Path) -> str:
-    """The rounds that a run can go back to, in words: "3, 4 (the shared model jumped), 5"; empty if there are none."""
-    texts = []
-    for path in sorted(folder.glob("seed-*")):
-        file = path / "participation.json"
-        entries = read_json(file)["rounds"] if file.exists() else {}
-        for round in RunFolder(path).checkpoints.rounds():
-            texts.append(f"{round}{' (the shared model jumped)' if 'jump' in entries.get(str(round), {}) else ''}")
-    return ", ".join(texts)
 
 
 class ServerRunFolder:
