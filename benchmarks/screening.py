@@ -30,7 +30,7 @@ from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.server import ServerUpdate
 from fedtilt.flower.deploy.project import write_project
 from fedtilt.methods.aggregators import MultiKrum
-from fedtilt.simulation import loop
+from fedtilt.simulation import simulator
 from fedtilt.spec import federation_of, load
 
 SCREEN = 3.0  # the default of a deployment
@@ -98,24 +98,24 @@ def lie(kind: str, update: ClientUpdate, w: torch.Tensor) -> ClientUpdate:
 @contextmanager
 def recorded(found: list[ServerUpdate], kind: str | None, bad: Sequence[int]) -> Iterator[None]:
     """Record what the server does, and let the bad sites lie."""
-    update, train = loop.server_update, loop.train_clients
+    update, train = simulator.server_update, simulator.Simulator.train_clients
 
     def record(*arguments: Any, **keywords: Any) -> ServerUpdate:
         found.append(update(*arguments, **keywords))
         return found[-1]
 
-    def poisoned(prepared: Any, plans: Any, *rest: Any) -> Any:
-        sent, *others = train(prepared, plans, *rest)
+    def poisoned(self: simulator.Simulator, clients: Any, number: int) -> Any:
+        sent, *others = train(self, clients, number)
         for (name, updates), site in product(sent.items(), bad if kind else ()):
             assert kind is not None
-            updates[site] = lie(kind, updates[site], plans[site][name]["shared"].start)
+            updates[site] = lie(kind, updates[site], clients[site].plans[name]["shared"].start)
         return sent, *others
 
-    loop.server_update, loop.train_clients = record, poisoned
+    simulator.server_update, simulator.Simulator.train_clients = record, poisoned  # type: ignore[method-assign]
     try:
         yield
     finally:
-        loop.server_update, loop.train_clients = update, train
+        simulator.server_update, simulator.Simulator.train_clients = update, train  # type: ignore[method-assign]
 
 
 def measure(rounds: int, case: Case) -> Case:

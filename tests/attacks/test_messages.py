@@ -17,7 +17,8 @@ from fedtilt.methods import ClientResult, ServerRound, Training
 from fedtilt.methods.component import Slot
 from fedtilt.methods.training import ClientBatches
 from fedtilt.parts import Parts
-from fedtilt.simulation import loop
+from fedtilt.simulation import simulator
+from fedtilt.simulation.simulator import Simulator
 
 BAD = 1
 KRUM = {"rule": "multi_krum", "bad_share": 0.25}
@@ -45,18 +46,18 @@ def accuracy(
 ) -> float:
     """Of the three honest clients, in %, after twelve rounds."""
 
-    def poison(prepared: object, plans: dict, *rest: object) -> tuple:  # type: ignore[type-arg]
-        sent, *others = train(prepared, plans, *rest)
+    def poison(self: Simulator, clients: dict, number: int) -> tuple:  # type: ignore[type-arg]
+        sent, *others = train(self, clients, number)
         if lie is not None:
-            w = plans[BAD][method.name]["shared"].start
+            w = clients[BAD].plans[method.name]["shared"].start
             sent[method.name][BAD] = lie(sent[method.name][BAD], w)
         return sent, *others
 
     division = {"partition": "iid"} if classes == 10 else {"classes_per_client": classes}
     federation = ft.Federation.build(ft.data.load("digits"), clients=4, **division)
-    train = loop.train_clients
+    train = Simulator.train_clients
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "train_clients", poison)
+        patch.setattr(Simulator, "train_clients", poison)
         *_, last = ft.simulate(
             [method], federation, ft.models.logistic, rounds=12, participation=1.0, epochs=2, lr=0.05, screen=screen,
             workers=0,
@@ -100,7 +101,7 @@ def test_attackers_of_a_simulation_forge_what_components_send(monkeypatch: pytes
 
     federation = ft.Federation.build(ft.data.load("digits"), clients=4, partition="iid", max_train=20)
     attack = ft.Attack(kind="sign_flip", strength=2.0, clients=("1",))
-    monkeypatch.setattr(loop, "server_update", record)
+    monkeypatch.setattr(simulator, "server_update", record)
     for given in (None, attack):
         seen.clear()
         list(

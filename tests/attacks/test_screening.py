@@ -10,7 +10,7 @@ from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.server import server_update
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.math.robust import geometric_median
-from fedtilt.simulation import loop
+from fedtilt.simulation.simulator import Simulator
 from fedtilt.state import ServerState
 
 W = torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -287,17 +287,17 @@ def _train(
 ) -> tuple[ft.Round, set[int]]:  # fmt: skip
     """Twelve rounds in which the bad clients are absent, or send poison: the last round, and the clients it names."""
 
-    def poison(prepared: object, plans: dict, *rest: object) -> tuple:  # type: ignore[type-arg]
+    def poison(self: Simulator, clients: dict, number: int) -> tuple:  # type: ignore[type-arg]
         if kind == "absent":
-            return train(prepared, {c: plan for c, plan in plans.items() if c not in bad}, *rest)
-        sent, *others = train(prepared, plans, *rest)
+            return train(self, {c: found for c, found in clients.items() if c not in bad}, number)
+        sent, *others = train(self, clients, number)
         for client in bad:
-            w = plans[client][method.name]["shared"].start
+            w = clients[client].plans[method.name]["shared"].start
             sent[method.name][client] = _poisoned(kind, sent[method.name][client], w)
         return sent, *others
 
-    train = loop.train_clients
-    monkeypatch.setattr(loop, "train_clients", poison)
+    train = Simulator.train_clients
+    monkeypatch.setattr(Simulator, "train_clients", poison)
     rounds = ft.simulate(
         [method], federation, ft.models.logistic, rounds=12, participation=1.0, epochs=2, lr=0.05, screen=screen,
         workers=0,

@@ -113,7 +113,7 @@ class Simulator:
         federation, state = self._federation, self.state
         server = merge_equal(state.server)
         clients = self._plan(server, selected, number)
-        updates, kept, trained = self._train_clients(clients, number)
+        updates, kept, trained = self.train_clients(clients, number)
         # the state changes only after all models have been checked
         check_finite(number, self._methods, server, updates, kept)
         if self._collector is not None:
@@ -164,7 +164,7 @@ class Simulator:
                 found.plans[m.name], found.states[m.name] = jobs, kept
         return clients
 
-    def _train_clients(self, clients: Mapping[int, _Client], number: int) -> tuple[Updates, States, Models]:
+    def train_clients(self, clients: Mapping[int, _Client], number: int) -> tuple[Updates, States, Models]:
         """Updates, next states and, for the audit, trained models; jobs that methods have in common train once."""
         jobs, positions = {}, {}  # by client: its distinct jobs, and for every planned job its position among them
         for client, (plans, _) in clients.items():
