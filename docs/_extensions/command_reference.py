@@ -9,14 +9,11 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from fedtilt.cli import app as fedtilt
-from fedtilt.cli import import_command
 
 
 def markdown() -> str:
     """The reference of all commands."""
-    root = typer.main.get_command(fedtilt)
-    names = root.list_commands(click.Context(root))
-    return "\n".join(line for name in names for line in _command(import_command(name), f"fedtilt {name}"))
+    return "\n".join(_command(typer.main.get_command(fedtilt), "fedtilt"))
 
 
 def _command(command: click.Command, name: str) -> Iterator[str]:

@@ -394,15 +394,15 @@ def test_clients_with_few_or_no_test_rows_are_listed(fedtilt) -> None:
     assert result.code == 0, result.err
     row = next(line for line in result.out.splitlines() if line.strip().startswith("fedavg"))
     assert "small" not in row  # 0 of 2 is chance
-    assert "not evaluated         clients without test data: [b]; lone" in result.out
+    assert "not evaluated         Clients without test data: [b]; lone." in result.out
     again = fedtilt("run", "mine.toml", *settings, "--seeds", "3")
     joined = " ".join(again.out.split())
     assert (
-        "clients without test data: [b], seed 0; lone, seed 0; [b], seed 1; lone, seed 1; [b], seed 2 and 1 more"
+        "Clients without test data: [b], seed 0; lone, seed 0; [b], seed 1; lone, seed 1; [b], seed 2 and 1 more"
         in joined
     )
     Path("table.csv").write_text("\n".join([*lines, *small, single_rows[0]]))
-    assert "clients without test data: lone" in fedtilt("run", "mine.toml", *settings).out
+    assert "Clients without test data: lone" in fedtilt("run", "mine.toml", *settings).out
     _write_sites()
     complete = fedtilt("run", "mine.toml", *settings).out
     assert "not evaluated" not in complete

@@ -57,7 +57,7 @@ def test_download_shows_what_was_downloaded(cli, tmp_path, monkeypatch):
         assert force
         return [tmp_path / "cifar10" / "cifar-10-binary.tar.gz"]
 
-    monkeypatch.setattr("fedtilt.cli.data.download", fake_download)
+    monkeypatch.setattr("fedtilt.data.download", fake_download)
     assert "cifar10: verified, in" in cli("download", "cifar10", "--force").output
 
 

@@ -12,9 +12,9 @@ import fedtilt as ft
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import compute_metrics
 from fedtilt.evaluation.scores import sampling_variances, scores_of, variance_beyond_chance
+from fedtilt.evaluation.spread_models import BetaBinomial
 from fedtilt.evaluation.true_spread import (
     TrueSpread,
-    _BetaBinomial,
     client_estimates,
     fairness_difference,
     knows_variances,
@@ -22,7 +22,7 @@ from fedtilt.evaluation.true_spread import (
     true_spread,
     true_spread_in_clients,
 )
-from fedtilt.report.compare import Worst
+from fedtilt.report.weak_spots import Worst
 
 SCENARIOS = {  # clients, range of their samples, mean and std of their true accuracies
     "images": (100, (92, 110), 0.987, 0.011),
@@ -282,7 +282,7 @@ def test_a_result_has_them() -> None:
 def test_the_likelihood_of_many_samples_is_that_of_its_single_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     total, correct = np.array([150_000, 90_000, 21_000, 400]), np.array([120_000, 71_000, 16_500, 390])
     mean, ratio = np.array([0.79, 0.8, 0.3, 0.999]), np.array([0.0, 1e-9, 1e-3, 3.0])
-    found = _BetaBinomial(correct, total)._log_likelihood(mean, ratio)
-    monkeypatch.setattr("fedtilt.evaluation.true_spread._LARGE", 10**9)
-    expected = _BetaBinomial(correct, total)._log_likelihood(mean, ratio)
+    found = BetaBinomial(correct, total)._log_likelihood(mean, ratio)
+    monkeypatch.setattr("fedtilt.evaluation.spread_models._LARGE", 10**9)
+    expected = BetaBinomial(correct, total)._log_likelihood(mean, ratio)
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-4)

@@ -3,6 +3,7 @@
 import base64
 import csv
 import hashlib
+import html
 import io
 import json
 import re
@@ -15,6 +16,8 @@ import torch
 from markupsafe import escape
 
 from fedtilt import report
+from fedtilt.cli.console import Console
+from fedtilt.cli.tables import legend
 from fedtilt.errors import InputError
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.files import read_toml
@@ -22,12 +25,13 @@ from fedtilt.report.compare import (
     METRICS,
     best_and_tied,
     comparison_table,
-    worst_clients,
 )
 from fedtilt.report.figure import styles
 from fedtilt.report.figures import build_figures
+from fedtilt.report.notes import notes
 from fedtilt.report.run_reader import read_run
-from fedtilt.report.summary import cautions, headline, worst_scores
+from fedtilt.report.summary import headline, worst_scores
+from fedtilt.report.weak_spots import worst_clients
 from tests.helpers.hostile_names import CLIENT, NASTY
 
 
@@ -156,14 +160,27 @@ def test_the_summary_names_the_best_method_and_the_lowest_accuracies(run_folder:
     for method in run.methods:
         assert min(results[method]["minimum"]["seeds"]) == 0
         assert re.search(rf"{re.escape(method)}, client .+? of seed [01]: 0 % \(0 to [12]\)", worst_scores(run))
-    assert any("never selected" in text for text in cautions(run))
-    assert any("whose 95 % interval, paired by seed, contains 0" in text for text in cautions(run))
+    assert any("never selected" in note.text for note in notes(run))
+    assert any("whose 95 % interval, paired by seed, contains 0" in note.text for note in notes(run))
     assert min(min(s.values.values()) for s in worst_clients(run, run.methods)) == pytest.approx(
         min(min(row["minimum"]["seeds"]) for row in results.values())
     )
 
 
 # -- a self-contained page ---------------------------------------------------------------------------------------------
+
+
+def test_the_terminal_and_both_reports_have_every_note(run_folder: Path, page: str) -> None:
+    run, console = read_run(run_folder), Console(width=400)
+    with console.capture() as printed:
+        console.print(legend(run))
+    shown = html.unescape(page), report.markdown([run_folder]).replace("\\", ""), printed.get()
+    *pages, terminal = (" ".join(text.split()) for text in shown)  # with one blank for a no-break space
+    assert len(notes(run)) > 2
+    for title, text in notes(run):
+        assert f"{title} {text}" in terminal
+        for found in pages:
+            assert text in found
 
 
 def test_names_are_escaped(page: str, run_folder: Path) -> None:

@@ -15,8 +15,8 @@ from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.round_metrics import round_metrics
 from fedtilt.report.figure import styles
 from fedtilt.report.figures import MAX_HEAT_CLIENTS, MAX_METHODS, MAX_POINTS, build_figures
+from fedtilt.report.notes import notes
 from fedtilt.report.run_reader import read_run
-from fedtilt.report.summary import cautions
 from fedtilt.storage.run_folder import RunFolder
 from tests.helpers.hostile_names import NASTY
 
@@ -35,7 +35,7 @@ def test_an_unfinished_run_has_a_report_that_says_so(copy: Path) -> None:
     ]
     assert (run.round, [seed_run.seed for seed_run in run.compared], run.finished) == (3, [0], False)
     assert run.seed_runs[1].round == 1
-    assert "Unfinished: compared after round 3 of 3, without seed 1" in cautions(run)[0]
+    assert "Unfinished: compared after round 3 of 3, without seed 1" in notes(run)[0].text
     shutil.rmtree(copy / "seed-0")
     with pytest.warns(InputWarning, match="round 2 is skipped"):
         assert "compared after round 1 of 3, without seed 0" in report.markdown([copy])

@@ -19,8 +19,8 @@ from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import read_json
 from fedtilt.parts import Parts
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
+from fedtilt.report.notes import notes
 from fedtilt.report.run_reader import read_run
-from fedtilt.report.summary import cautions
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import dump, load
 from fedtilt.storage.run_folder import RunFolder
@@ -55,12 +55,12 @@ def test_epsilon_is_in_the_metrics_the_result_the_table_and_the_report(
     console = Console(width=200)
     with console.capture() as printed:
         console.print(legend(read_run(tmp_path)))
-    assert f"epsilon {epsilons[2]:.3g}, delta 1e-05: shared model, not personal" in printed.get()
-    (sentence,) = [text for text in cautions(read_run(tmp_path)) if "differential privacy" in text]
+    (sentence,) = [note.text for note in notes(read_run(tmp_path)) if note.title == "privacy"]
     assert (
         f"epsilon {epsilons[2]:.3g} at delta 1e-05 after round 6, with noise multiplier 3. It covers the shared model"
         in sentence
     )
+    assert sentence in " ".join(printed.get().split())
     assert read_json(tmp_path / "seed-0/fingerprint.json")["train"]["privacy"]["noise"] == 3.0
 
 

@@ -1,113 +1,42 @@
-"""The command line: one file per command, and the only place that prints."""
+"""The command line: one file per command, and the only place that prints.
 
-import ast
+The module of a command imports what is slow, such as PyTorch, inside its functions: `--help` imports all of them.
+"""
+
 import difflib
 import errno
 import io
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from importlib import import_module
-from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import module_from_spec
-from pathlib import Path
-from types import CodeType
+from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
-import typer.core
-import typer.main
 
+from fedtilt.cli import (
+    audit,
+    check,
+    data,
+    deploy,
+    export,
+    forget,
+    init,
+    list,
+    methods,
+    metrics,
+    predict,
+    report,
+    resume,
+    run,
+    tune,
+)
 from fedtilt.cli.console import Console, echo, escape, print_warnings
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.version import __version__
 
-_COMMANDS = (
-    "run", "tune", "init", "resume", "list", "report", "audit", "metrics", "methods", "export", "predict", "forget",
-    "check", "data", "deploy",
-)  # fmt: skip
-_LIGHT = ("fedtilt.cli", "fedtilt.cli.options", "fedtilt.cli.console", "fedtilt.errors")  # without PyTorch
-_SKIP = "try:\n    pass\nexcept NameError:\n    pass"
-
-
-class _Commands(typer.core.TyperGroup):
-    """The commands; the module of a command is imported when it is used, because most of them import PyTorch."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """The names, in the order of the help."""
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command with this name, or only its help text if it has not been imported; None: there is none."""
-        if cmd_name not in _COMMANDS:
-            return None
-        return self.commands.get(cmd_name) or typer.core.TyperCommand(cmd_name, help=_help_text(cmd_name))
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the arguments name, imported."""
-        # names, of which Typer suggests one for a misspelt one
-        self.commands: dict[str, Any] = dict.fromkeys(_COMMANDS)
-        if args[0] in self.commands:
-            wants_help = args[-1] in ("-h", "--help") and not any(arg.startswith("-") for arg in args[:-1])
-            self.commands[args[0]] = _declared_command(args[0]) if wants_help else import_command(args[0])
-        return super().resolve_command(ctx, args)
-
-
-def _help_text(name: str) -> str:
-    """The help of a command from the source of its module, because to import it takes seconds."""
-    module = ast.parse((Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8"))
-    for statement in module.body:
-        if isinstance(statement, ast.FunctionDef) and statement.name == name:
-            return ast.get_docstring(statement) or ""
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "app":
-            assert isinstance(statement.value, ast.Call)
-            (text,) = (keyword.value for keyword in statement.value.keywords if keyword.arg == "help")
-            return str(ast.literal_eval(text))
-    raise LookupError(f"fedtilt.cli.{name} has neither a function {name} nor an app")
-
-
-def _declared_command(name: str) -> Any:
-    """A command that can only show its help, which takes no import of PyTorch."""
-    full_name = f"fedtilt.cli.{name}"
-    loader = _DeclarationLoader(full_name, str(Path(__file__).parent / f"{name}.py"))
-    module = module_from_spec(ModuleSpec(full_name, loader))
-    loader.exec_module(module)
-    return _command(name, vars(module))
-
-
-class _DeclarationLoader(SourceFileLoader):
-    """Loads the module of a command without its imports from the package, which take seconds."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        """The module; a statement that needs what was not imported, as no option does, is skipped."""
-        module, skip = ast.parse(Path(self.path).read_text(encoding="utf-8")), ast.parse(_SKIP).body[0]
-        assert isinstance(skip, ast.Try)
-        imports = [s for s in module.body if isinstance(s, ast.ImportFrom) and str(s.module).startswith("fedtilt")]
-        left_out = [s for s in imports if s.module not in _LIGHT]
-        module.body = [ast.Try([s], skip.handlers, [], []) for s in module.body if s not in left_out]
-        return compile(ast.fix_missing_locations(module), self.path, "exec")
-
-
-def import_command(name: str) -> Any:
-    """The command of a module."""
-    return _command(name, vars(import_module(f"fedtilt.cli.{name}")))
-
-
-def _command(name: str, names: Mapping[str, Any]) -> Any:
-    """The command in the names of a module: its `app`, or the function with the name of the module."""
-    app = names.get("app")
-    if app is None:
-        app = typer.Typer(add_completion=False)
-        app.command()(names[name])
-    command = typer.main.get_command(app)
-    command.name = name
-    return command
-
-
 app = typer.Typer(
     name="fedtilt",
-    cls=_Commands,
     help="Federated learning that is fair to every client and class, and robust to bad data.",
     epilog="Start with: fedtilt run",
     no_args_is_help=True,
@@ -123,6 +52,15 @@ def _version(requested: bool) -> None:
     if requested:
         echo(f"fedtilt {__version__}")
         raise typer.Exit
+
+
+for _command in (
+    run.run, tune.tune, init.init, resume.resume, list.list, report.report, audit.audit, metrics.metrics,
+    methods.methods, export.export, predict.predict, forget.forget, check.check,
+):  # fmt: skip
+    app.command()(_command)
+app.add_typer(data.app, name="data")
+app.add_typer(deploy.app, name="deploy")
 
 
 @app.callback()

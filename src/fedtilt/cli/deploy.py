@@ -12,14 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from fedtilt.cli.console import Console, echo, plural
-from fedtilt.cli.deploy_status import StatusServer, print_status
 from fedtilt.cli.options import Log, Settings
 from fedtilt.errors import InputError
-from fedtilt.flower import check_installed
-from fedtilt.flower.deploy import allowed_apps
-from fedtilt.flower.deploy.local_cluster import LocalCluster, cluster_home
-from fedtilt.flower.deploy.machines import register_site, write_server, write_site
-from fedtilt.flower.deploy.project import check_project, site_tables, write_project
 
 _WATCH_SECONDS = 5
 Project = Annotated[Path, typer.Argument(metavar="[DIR]", help="The project's folder.")]
@@ -35,6 +29,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train the sa
 
 @app.callback()
 def _needs_flower() -> None:  # not to list the commands
+    from fedtilt.flower import check_installed
+
     check_installed()
 
 
@@ -44,6 +40,8 @@ def new(
     sites: Annotated[int, typer.Option(help="The number of sites; of two, nobody knows which one is wrong.")] = 3,
 ) -> None:
     """Write a small Flower project for your data and model."""
+    from fedtilt.flower.deploy.project import write_project
+
     write_project(folder, sites)
     if sites == 2:
         echo("note   two sites have no majority: screening cannot tell which one is wrong, and bounds steps alone")
@@ -69,6 +67,9 @@ def up(
 
     The tables in DIR/data, by name, are those of site 0, site 1, …, unless --node-config gives a site other data.
     """
+    from fedtilt.cli.deploy_status import StatusServer
+    from fedtilt.flower.deploy.local_cluster import LocalCluster, cluster_home
+    from fedtilt.flower.deploy.project import check_project, site_tables
     from fedtilt.spec import load
 
     check_project(project)
@@ -100,6 +101,8 @@ def up(
 
 
 def _restart_site(project: Path, site: int, node_config: Sequence[str]) -> None:
+    from fedtilt.flower.deploy.local_cluster import LocalCluster, cluster_home
+
     cluster = LocalCluster.load(cluster_home(project))
     for number, config in _node_configs(node_config, cluster.sites).items():
         if number != site:
@@ -170,6 +173,7 @@ def run(
 ) -> None:  # fmt: skip
     """Train the project on its local cluster; a stopped run resumes where it stopped."""
     from fedtilt.cli.deploy_run import train
+    from fedtilt.flower.deploy.project import check_project
 
     check_project(project)
     config: dict[str, object] = {"method": method, "set": "\n".join(settings or [])}
@@ -188,6 +192,8 @@ def status(
     Of a run: the round, the time that is left, the last metrics, the last round of each site, and the rounds that it
     can go back to.
     """
+    from fedtilt.cli.deploy_status import print_status
+
     while print_status(project) and watch:
         time.sleep(_WATCH_SECONDS)
         echo("")
@@ -196,6 +202,8 @@ def status(
 @app.command()
 def down(project: Project = Path(".")) -> None:
     """Stop every process that `up` started; runs and personal models stay."""
+    from fedtilt.flower.deploy.local_cluster import LocalCluster, cluster_home
+
     pids = LocalCluster.load(cluster_home(project)).down()
     echo(f"down: stopped {plural(len(pids), 'process')}" if pids else "down: no process was running")
 
@@ -213,6 +221,8 @@ def server(
     allow_root: AllowRoot = False,
 ) -> None:
     """Write the server's certificates, systemd units and proxy configuration; again, to renew the certificate."""
+    from fedtilt.flower.deploy.machines import write_server
+
     _check_user("server", allow_root)
     link, executor, proxy = write_server(home, host, port=port, superlink_port=superlink_port, days=days)
     echo(f"wrote  {home / 'certificates'}: ca.crt is for every site; the certificate is valid for {days} days")
@@ -236,6 +246,8 @@ def site(
     allow_root: AllowRoot = False,
 ) -> None:
     """Write a site's key and systemd units on its machine; give only site.key.pub to the server."""
+    from fedtilt.flower.deploy.machines import write_site
+
     _check_user("site", allow_root)
     node, executor = write_site(home, number, server, ca, node_config=_settings(node_config))
     echo(f"wrote  {home / 'site.key'}, which stays here, and site.key.pub for the server")
@@ -252,6 +264,8 @@ def register(
     key: Annotated[Path, typer.Option(metavar="FILE", help="The site's public key, site.key.pub.")],
 ) -> None:
     """Register a site's key on the server: only its owner can be this site."""
+    from fedtilt.flower.deploy.machines import register_site
+
     path = register_site(home, number, key)
     echo(f"wrote  {path}: the owner of this key is site {number}, and no other")
 
@@ -278,7 +292,9 @@ def record(
 @app.command()
 def digest(project: Project = Path(".")) -> None:
     """Print the digest of a project, which the operators of the sites allow."""
-    echo(allowed_apps.app_digest(project))
+    from fedtilt.flower.deploy.allowed_apps import app_digest
+
+    echo(app_digest(project))
 
 
 @app.command()
@@ -287,5 +303,7 @@ def allow(
     project: Annotated[str, typer.Argument(metavar="PROJECT", help="The project's folder, or its digest.")],
 ) -> None:
     """Let a site run a project: its operator has read its code, and the site runs no other."""
+    from fedtilt.flower.deploy import allowed_apps
+
     digest = allowed_apps.allow(home, project)
     echo(f"wrote  {home / allowed_apps.FILE_NAME}: this site runs {digest}")

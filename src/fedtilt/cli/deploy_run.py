@@ -19,8 +19,10 @@ from fedtilt.flower import RoundPolicy, Task
 from fedtilt.flower.deploy.local_cluster import LocalCluster, cluster_home
 from fedtilt.flower.deploy.programs import status_text
 from fedtilt.flower.deploy.project import default_run_config
+from fedtilt.flower.run_status import early_end
 from fedtilt.locks import locked
 from fedtilt.report.compare import comparison_table, overview_metrics
+from fedtilt.report.notes import model_notes
 from fedtilt.report.run_reader import read_run
 from fedtilt.report.summary import certificates
 from fedtilt.runs.trackers import FolderLog, trackers_of
@@ -61,6 +63,8 @@ def train(project: Path, config: dict[str, Any], out: Path | None, log: Sequence
             raise typer.Exit(130) from None
     if progress.was_finished:
         echo(f"finished     {folder} was already finished; for a new run choose another folder with --out")
+    if reason := early_end(folder / f"seed-{task.spec.seed}"):
+        echo(f"ended{reason}")
     _print_result(folder, task.method.name, cluster)
 
 
@@ -176,6 +180,8 @@ def _print_result(folder: Path, method: str, cluster: LocalCluster) -> None:
         console.print(f"fails most   {', '.join(worst)}")
     if certificate := certificates(run):
         console.print(f"certificate  {escape(certificate)}")
+    for note in model_notes(run):
+        console.print(f"note         {escape(note.text)}")
     for table in group_tables(run, console.width):
         Console().print(table)
     if (seed / "declared.json").exists():

@@ -8,10 +8,6 @@ import typer
 from fedtilt.cli.console import echo
 from fedtilt.cli.options import Force, OwnModel, SeedOfRun
 from fedtilt.errors import InputError
-from fedtilt.evaluation.threshold import Threshold
-from fedtilt.runs.export import export_of
-from fedtilt.runs.model_card import write_export, write_hub_folder
-from fedtilt.runs.trained_run import read_trained_run
 
 
 def export(
@@ -52,6 +48,11 @@ def export(
     is written only if ONNX Runtime gives the same answers as PyTorch. In the state folder of a site, it is the site's
     own model. A name without a suffix is a new folder with the model, its settings and the card as README.md.
     """
+    from fedtilt.evaluation.threshold import Threshold
+    from fedtilt.runs.export import export_of
+    from fedtilt.runs.model_card import write_export, write_hub_folder
+    from fedtilt.runs.trained_run import read_trained_run
+
     if model is not None and to.suffix != ".onnx":
         raise InputError(f"--model {model} has no effect: {to} has the weights alone; remove it")
     if to.suffix not in (".safetensors", ".onnx", ""):

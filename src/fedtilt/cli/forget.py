@@ -4,19 +4,17 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedtilt import report
 from fedtilt.cli.console import Console, echo, plural, print_lines
 from fedtilt.cli.options import Quiet
 from fedtilt.cli.run import print_run, train_and_print
 from fedtilt.errors import InputError
-from fedtilt.runs.callback import Callback
-from fedtilt.runs.forget import changes, first_round, forget_site, model_digest
-from fedtilt.runs.forget import forget as forget_client
-from fedtilt.runs.spec_run import spec_of
+
+if TYPE_CHECKING:
+    from fedtilt.runs.callback import Callback
 
 _NAMED = 3  # clients that gain or lose most
 
@@ -37,6 +35,11 @@ def forget(
     it writes the site into clients.leave_out, and the server trains with those that stay. On a site, it deletes what
     the site keeps of a federation.
     """
+    from fedtilt import report
+    from fedtilt.runs.forget import changes, first_round, forget_site, model_digest
+    from fedtilt.runs.forget import forget as forget_client
+    from fedtilt.runs.spec_run import spec_of
+
     if not (folder / "run.json").exists():
         if out is not None:
             raise InputError(f"--out {out} has no effect: {folder} is not a run folder")
@@ -48,7 +51,7 @@ def forget(
         return
     new, spec = out or folder.with_name(f"{folder.name}-without-{client}"), spec_of(folder)
 
-    def train(callbacks: Sequence[Callback]) -> None:
+    def train(callbacks: "Sequence[Callback]") -> None:
         forget_client(folder, client, new, callbacks)
 
     train_and_print(new, train, print_run, seeds=spec.seeds, quiet=quiet, verbose=False, as_json=False)

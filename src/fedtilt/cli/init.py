@@ -5,12 +5,10 @@ from typing import Annotated
 
 import typer
 
-from fedtilt import spec
 from fedtilt.cli.console import echo
 from fedtilt.cli.options import Client, Drop, Force, Group, Schema, Settings, Target, Task, first_given
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
-from fedtilt.spec.table_spec import table_spec
 
 
 def init(
@@ -32,6 +30,9 @@ def init(
     ] = False,
 ) -> None:
     """Write a spec to start from: the built-in spec digits, or one for your own table."""
+    from fedtilt import spec
+    from fedtilt.spec.table_spec import table_spec
+
     if json_schema:
         echo(spec.json_schema().rstrip("\n"))
         return

@@ -11,11 +11,6 @@ from fedtilt.cli.console import Console, echo, escape, text_table
 from fedtilt.cli.options import AsJson
 from fedtilt.errors import InputError
 from fedtilt.files import interpreting, read_json
-from fedtilt.report.compare import comparison_table
-from fedtilt.report.run_reader import format_time, read_run
-from fedtilt.report.summary import facts
-from fedtilt.report.tuning_page import is_search
-from fedtilt.storage.provenance import read_record
 
 _MAX_METHODS = 5  # of a run, the best
 
@@ -40,6 +35,8 @@ def list(
 
 def _cells(entry: dict[str, Any]) -> tuple[str, str, str, str]:
     """A run and what is known about it; its best methods with their scores, a line each."""
+    from fedtilt.report.run_reader import format_time
+
     started = [f"[dim]{format_time(entry['started'])}[/]"] if entry["started"] else []
     about = [f"[bold]{escape(Path(entry['folder']).name)}[/]", *started, escape(entry["problem"] or entry["about"])]
     unit = " %" if entry["score"] == "accuracy" else ""
@@ -52,6 +49,9 @@ def _cells(entry: dict[str, Any]) -> tuple[str, str, str, str]:
 
 def _entry(folder: Path) -> dict[str, Any]:
     """One run or search as JSON values; `problem` says why there is no result."""
+    from fedtilt.report.tuning_page import is_search
+    from fedtilt.storage.provenance import read_record
+
     entry: dict[str, Any] = {"folder": str(folder), "started": "", "problem": "", "score": "", "methods": []}
     try:
         entry["started"] = read_record(folder)["started"]
@@ -61,6 +61,10 @@ def _entry(folder: Path) -> dict[str, Any]:
 
 
 def _run(folder: Path) -> dict[str, Any]:
+    from fedtilt.report.compare import comparison_table
+    from fedtilt.report.run_reader import read_run
+    from fedtilt.report.summary import facts
+
     run = read_run(folder)
     table, score = comparison_table(run, "evaluated"), run.score
     ranked = sorted(table, key=lambda method: table[method][score.name].mean, reverse=score.higher_is_better)

@@ -1,15 +1,17 @@
 """`fedtilt methods`: everything that a spec can name, with one line, its settings and its paper."""
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.text import Text
 from typer import Argument
 
 from fedtilt.cli.console import Console, echo, text_table
 from fedtilt.cli.options import AsJson
-from fedtilt.spec.catalog import Entry, catalog, own_components
 from fedtilt.toml_text import format_toml
+
+if TYPE_CHECKING:
+    from fedtilt.spec.catalog import Entry
 
 
 def methods(
@@ -22,6 +24,8 @@ def methods(
 
     Use a method with `fedtilt run --method NAME`, anything else with `fedtilt run --set KEY=NAME`.
     """
+    from fedtilt.spec.catalog import catalog, own_components
+
     entries = catalog() if module is None else own_components(module)
     if as_json:
         echo(json.dumps([entry._asdict() for entry in entries], indent=2, default=str))
@@ -40,7 +44,7 @@ def methods(
     )
 
 
-def _description(entry: Entry) -> Text:
+def _description(entry: "Entry") -> Text:
     text = Text(entry.summary)
     if entry.settings:
         settings = (key if value is None else f"{key} = {_value(value)}" for key, value in entry.settings.items())

@@ -5,29 +5,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from fedtilt.cli.console import Console, echo, escape, fits, text_table
 from fedtilt.cli.options import RunFolder, SeedOfRun
-from fedtilt.data.groups import in_words
-from fedtilt.evaluation.certificate import Certificate
-from fedtilt.evaluation.decision_metrics import METRICS
-from fedtilt.evaluation.gains import client_gains
-from fedtilt.evaluation.intervals import NO_SAMPLES, Estimate
-from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame
-from fedtilt.evaluation.predictions import CLIENT, Predictions
-from fedtilt.evaluation.scores import scores_of
-from fedtilt.evaluation.true_spread import client_estimates, true_spread, true_spread_in_clients
 from fedtilt.files import write_bytes
-from fedtilt.report.run_reader import read_thresholds
-from fedtilt.runs.predictions import read_or_predict
-from fedtilt.storage.predictions import read_predictions
-from fedtilt.storage.provenance import seed_folder
-from fedtilt.storage.run_folder import baselines_folder
 from fedtilt.text_tables import csv_text
+
+if TYPE_CHECKING:
+    from fedtilt.evaluation.intervals import Estimate
+    from fedtilt.evaluation.metrics_frame import MetricsFrame
+    from fedtilt.evaluation.predictions import Predictions
 
 _MAX_ROWS = 40  # groups in a table
 
@@ -65,6 +56,16 @@ def metrics(
 
     Without --by: all test samples together, a column per method. With --by: a table per method.
     """
+    from fedtilt.evaluation.certificate import Certificate
+    from fedtilt.evaluation.gains import client_gains
+    from fedtilt.evaluation.metrics_frame import metrics_frame
+    from fedtilt.evaluation.predictions import CLIENT
+    from fedtilt.report.run_reader import read_thresholds
+    from fedtilt.runs.predictions import read_or_predict
+    from fedtilt.storage.predictions import read_predictions
+    from fedtilt.storage.provenance import seed_folder
+    from fedtilt.storage.run_folder import baselines_folder
+
     run = read_or_predict(folder, method or [], seed)
     thresholds = read_thresholds(seed_folder(folder, run.seed))
     frames = {
@@ -109,11 +110,16 @@ def metrics(
         echo(f"wrote {csv}")
 
 
-def _beyond_chance(predictions: Predictions, by: str | None, confidence: float) -> Iterator[str]:
+def _beyond_chance(predictions: "Predictions", by: str | None, confidence: float) -> Iterator[str]:
     """The spread of the true scores over clients, over groups and in clients; by client, those off the mean.
 
     Without a line where it is unknown.
     """
+    from fedtilt.data.groups import in_words
+    from fedtilt.evaluation.predictions import CLIENT
+    from fedtilt.evaluation.scores import scores_of
+    from fedtilt.evaluation.true_spread import client_estimates, true_spread, true_spread_in_clients
+
     grouping = predictions.label_group if by in (None, CLIENT) else by
     sums, total = predictions.counts(grouping)
     score = scores_of(sums)[0]
@@ -149,15 +155,15 @@ def _fitting(width: int, build: Callable[[str], Table]) -> Table:
     return table
 
 
-def _overall_table(frames: dict[str, MetricsFrame], separator: str) -> Table:
+def _overall_table(frames: "dict[str, MetricsFrame]", separator: str) -> Table:
     out = text_table(["metric"], map(escape, frames), compact=True)
     for name in next(iter(frames.values())).metrics:
         cells = [_with_interval(frame.overall_estimates[name], separator) for frame in frames.values()]
-        out.add_row(METRICS[name].title.replace(" ", separator), *cells)
+        out.add_row(_title(name).replace(" ", separator), *cells)
     return out
 
 
-def _group_tables(frame: MetricsFrame, width: int) -> list[Table]:
+def _group_tables(frame: "MetricsFrame", width: int) -> list[Table]:
     """All metrics by group, in as many tables as the width of the terminal needs."""
     tables: list[Table] = []
     names: list[str] = []
@@ -169,8 +175,8 @@ def _group_tables(frame: MetricsFrame, width: int) -> list[Table]:
     return tables
 
 
-def _group_table(frame: MetricsFrame, names: Sequence[str]) -> Table:
-    titles = [METRICS[name].title.replace(" ", "\n") for name in names]
+def _group_table(frame: "MetricsFrame", names: Sequence[str]) -> Table:
+    titles = [_title(name).replace(" ", "\n") for name in names]
     out = text_table([escape(str(frame.by))], [*titles, "samples"], compact=True)
     for number, (group, row) in enumerate(frame.group_estimates.items()):
         if number == _MAX_ROWS:
@@ -181,12 +187,12 @@ def _group_table(frame: MetricsFrame, names: Sequence[str]) -> Table:
     return out
 
 
-def _gap_table(frame: MetricsFrame, separator: str) -> Table:
+def _gap_table(frame: "MetricsFrame", separator: str) -> Table:
     out = text_table(["metric"], ["overall", "lowest", "highest", "difference", "ratio"], compact=True)
     for name in frame.metrics:
         gap = frame.gap(name)
         out.add_row(
-            METRICS[name].title.replace(" ", separator),
+            _title(name).replace(" ", separator),
             _with_interval(frame.overall_estimates[name], separator),
             f"{_number(gap.minimum)}{separator}({escape(gap.lowest)})",
             f"{_number(gap.maximum)}{separator}({escape(gap.highest)})",
@@ -196,8 +202,17 @@ def _gap_table(frame: MetricsFrame, separator: str) -> Table:
     return out
 
 
-def _missing(frame: MetricsFrame) -> list[str]:
+def _title(name: str) -> str:
+    from fedtilt.evaluation.decision_metrics import METRICS
+
+    return METRICS[name].title
+
+
+def _missing(frame: "MetricsFrame") -> list[str]:
     """Where a value or an interval is missing, and why: a line per metric and reason."""
+    from fedtilt.evaluation.decision_metrics import METRICS
+    from fedtilt.evaluation.intervals import NO_SAMPLES
+
     reasons = Counter(
         (name, estimate.reason) for row in frame.group_estimates.values() for name, estimate in row.items()
     )
@@ -205,12 +220,11 @@ def _missing(frame: MetricsFrame) -> list[str]:
     for (name, reason), count in reasons.items():
         what = "value" if reason in (METRICS[name].undefined, NO_SAMPLES) else "interval"
         if reason:
-            title = METRICS[name].title
-            lines.append(f"{title}: no {what} for {count} of {len(frame.group_estimates)}: {reason}")
+            lines.append(f"{_title(name)}: no {what} for {count} of {len(frame.group_estimates)}: {reason}")
     return lines
 
 
-def _with_interval(estimate: Estimate, separator: str) -> str:
+def _with_interval(estimate: "Estimate", separator: str) -> str:
     return _number(estimate.value) + _interval(estimate.interval.low, estimate.interval.high, separator)
 
 
@@ -222,7 +236,7 @@ def _number(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.3f}" if abs(value) < 10 else f"{value:.4g}"
 
 
-def _csv(frames: dict[str, MetricsFrame], by: str | None) -> str:
+def _csv(frames: "dict[str, MetricsFrame]", by: str | None) -> str:
     """All values and intervals."""
     header = ["method", by or "samples", "metric", "value", "low", "high", "interval", "samples", "missing"]
     rows: list[Sequence[object]] = [header]

@@ -2,16 +2,17 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 
 from fedtilt.cli.console import Console, echo, escape, plural, print_warnings, text_table
 from fedtilt.cli.options import Force, OwnModel, SeedOfRun
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
-from fedtilt.runs.predictor import PredictedRows, load
+
+if TYPE_CHECKING:
+    from fedtilt.runs.predictor import PredictedRows
 
 _SHOWN = 20  # rows on the terminal
 _NAMED = 10  # rows in warnings
@@ -50,6 +51,8 @@ def predict(
     Rows are prepared as in training: gaps become the median, and new categories count as other. A row that cannot be
     used is named, and its prediction is left blank.
     """
+    from fedtilt.runs.predictor import load
+
     if to is not None and to.exists() and not force:
         raise InputError(f"{to} already exists; use --force to replace it")
     predictor = load(path, method=method, client=client, seed=seed, model=model)
@@ -67,7 +70,7 @@ def predict(
     echo(f"{_summary(found)}{'' if to is None else f'; wrote {to}'}")
 
 
-def _print_table(found: PredictedRows) -> None:
+def _print_table(found: "PredictedRows") -> None:
     """Print the first rows, probabilities in percent; problems are printed as warnings."""
     texts = ["row", *found.columns, *(["prediction"] if found.class_names else [])]
     has_sets, of_numbers = found.sets is not None, not found.class_names
@@ -90,8 +93,10 @@ def _number(cell: object, *, is_share: bool) -> str:
     return f"{100 * cell:.1f} %" if is_share else f"{cell:.4g}"
 
 
-def _summary(found: PredictedRows) -> str:
+def _summary(found: "PredictedRows") -> str:
     """How many rows, and what was predicted."""
+    import numpy as np
+
     used = len(found.rows) - len(found.problems)
     left_out = f"; {plural(len(found.problems), 'row')} without a prediction" if found.problems else ""
     if not used:

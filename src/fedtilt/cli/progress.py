@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedtilt.cli.console import Console, escape
-from fedtilt.cli.tables import best_methods, progress_table
+from fedtilt.cli.tables import leading_methods, progress_table
 from fedtilt.cluster.tasks import TaskProgress, describe_tasks
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.runs.callback import Callback, RunStart, SearchProgress
@@ -141,7 +141,7 @@ class _RunProgress(Callback):
         if self._verbose and backend != self._backend:
             self._backend = backend
             self._display.print(backend)
-        shown = best_methods(metrics or {}, 6)
+        shown = leading_methods(metrics or {}, 6)
         results = [f"{n} {s.evaluated.mean:.1f} (±{s.evaluated.client_fairness:.1f})" for n, s in shown.items()]
         latest = "  ".join([f"{round.seconds:.2f} s", *results])
         count = f"round {round.number}/{self._rounds}"

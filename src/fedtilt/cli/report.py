@@ -5,10 +5,8 @@ from typing import Annotated
 
 import typer
 
-from fedtilt import report as pages
 from fedtilt.cli.console import Console, print_lines
 from fedtilt.files import write_bytes
-from fedtilt.report.published import published_for
 
 
 def report(
@@ -21,6 +19,9 @@ def report(
     csv: Annotated[bool, typer.Option("--csv", help="Also write the tables as CSV.")] = False,
 ) -> None:
     """Write one HTML page about runs: table, curves, clients, classes, settings. Nothing is trained."""
+    from fedtilt import report as pages
+    from fedtilt.report.published import published_for
+
     path = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     published = [published_for(run) for run in runs]
     written = [pages.write(runs, path, published=published)]

@@ -1,7 +1,7 @@
 """`fedtilt resume`: resume a run, with bit-identical results."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,12 +11,10 @@ from fedtilt.cli.run import print_run, train_and_print
 from fedtilt.cli.tune import print_tuning
 from fedtilt.errors import InputError
 from fedtilt.files import read_json
-from fedtilt.runs.callback import Callback
-from fedtilt.runs.spec_run import cluster_overrides, spec_of
-from fedtilt.runs.spec_run import resume as resume_run
-from fedtilt.runs.trackers import trackers_of
-from fedtilt.tuning.result import Tuning
-from fedtilt.tuning.tune import resume_tuning
+
+if TYPE_CHECKING:
+    from fedtilt.runs.callback import Callback
+    from fedtilt.tuning.result import Tuning
 
 
 def resume(
@@ -42,6 +40,11 @@ def resume(
     With --rounds, the results are those of a run with that number of rounds. An error if the schedule of the learning
     rates depends on the length (cosine). The interval between evaluations stays as it was.
     """
+    from fedtilt.runs.spec_run import cluster_overrides, spec_of
+    from fedtilt.runs.spec_run import resume as resume_run
+    from fedtilt.runs.trackers import trackers_of
+    from fedtilt.tuning.tune import resume_tuning
+
     spec = spec_of(folder)
     is_search = "tuning" in read_json(folder / "run.json")
     if is_search and rounds:
@@ -52,10 +55,10 @@ def resume(
         print_lines(Console(stderr=True), f"note: {folder} is finished; these are its results")
     trackers = trackers_of(log or [])
 
-    def train(callbacks: Sequence[Callback]) -> object:
+    def train(callbacks: "Sequence[Callback]") -> object:
         return resume_run(folder, rounds, cluster=cluster, callbacks=[*trackers, *callbacks])
 
-    def search(callbacks: Sequence[Callback]) -> Tuning:
+    def search(callbacks: "Sequence[Callback]") -> "Tuning":
         return resume_tuning(folder, spec_of(folder, *cluster_overrides(cluster)), callbacks=[*trackers, *callbacks])
 
     if is_search:

@@ -6,24 +6,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from fedtilt import report
 from fedtilt.cli import options
 from fedtilt.cli.console import Console, echo, escape, print_lines
-from fedtilt.cli.progress import show_progress
-from fedtilt.cli.tables import comparison_table, group_legend, group_tables, legend
 from fedtilt.files import read_json
-from fedtilt.report.published import published_for
-from fedtilt.report.run_reader import read_run
-from fedtilt.report.summary import facts
-from fedtilt.report.verdict import thresholds, verdict
-from fedtilt.runs.callback import Callback
-from fedtilt.runs.spec_run import run_spec
-from fedtilt.runs.trackers import trackers_of
-from fedtilt.spec import load
+
+if TYPE_CHECKING:
+    from fedtilt.runs.callback import Callback
 
 _Trained = TypeVar("_Trained")
 
@@ -53,12 +45,16 @@ def run(
 
     Without a spec: FedAvg, Ditto and FedTilt on 20 clients with 30 % wrong labels, in seconds.
     """
+    from fedtilt.runs.spec_run import run_spec
+    from fedtilt.runs.trackers import trackers_of
+    from fedtilt.spec import load
+
     overrides = [*options.overrides_of(settings, data_dir, cluster), *(["train.audit=true"] if audit else [])]
     loaded = load(spec, overrides=overrides, methods=method or [], seed=seed, seeds=seeds, device=device)
     folder = out or new_folder(loaded.name)
     trackers = trackers_of(log or [])
 
-    def train(callbacks: Sequence[Callback]) -> object:
+    def train(callbacks: "Sequence[Callback]") -> object:
         return run_spec(loaded, folder, callbacks=[*trackers, *callbacks])
 
     train_and_print(folder, train, print_run, seeds=loaded.seeds, quiet=quiet, verbose=verbose, as_json=as_json)
@@ -66,7 +62,7 @@ def run(
 
 def train_and_print(
     folder: Path,
-    train: Callable[[Sequence[Callback]], _Trained],
+    train: "Callable[[Sequence[Callback]], _Trained]",
     print_result: Callable[[Console, Path, _Trained, float], None],
     *,
     seeds: int = 1,
@@ -78,6 +74,8 @@ def train_and_print(
 
     `train` starts or resumes a run or a search in the folder; `print_result` gets what it returns, and the seconds.
     """
+    from fedtilt.cli.progress import show_progress
+
     progress, start_time = Console(stderr=True), time.monotonic()
     with (
         resumable(folder, progress),
@@ -96,11 +94,19 @@ def train_and_print(
 
 def write_report(folder: Path) -> Path:
     """Write the report of a run or a search, with published numbers if there are any, and return its path."""
+    from fedtilt import report
+    from fedtilt.report.published import published_for
+
     return report.write([folder], folder / "report.html", published=[published_for(folder)])
 
 
 def print_run(console: Console, folder: Path, trained: object, seconds: float) -> None:
     """Print the comparison of a run's methods."""
+    from fedtilt.cli.tables import comparison_table, group_legend, group_tables, legend
+    from fedtilt.report.run_reader import read_run
+    from fedtilt.report.summary import facts
+    from fedtilt.report.verdict import thresholds, verdict
+
     run = read_run(folder)
     data, comma, rest = facts(run).partition(",")
     console.print(f"\n[bold]{escape(data)}[/]{escape(comma + rest)} [dim]({seconds:.1f} s)[/]")

@@ -1,20 +1,20 @@
 """The tables of a run on a terminal: the comparison of methods, groups, their legend, and the progress."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group
 from rich.table import Table
 
-from fedtilt.cli.console import escape, fits, plural, text_table
+from fedtilt.cli.console import escape, fits, text_table
 from fedtilt.data.groups import in_words
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.scores import ACCURACY, SCORES, others_of
-from fedtilt.report import compare
-from fedtilt.report.compare import Cell, GroupTable, Metric, Worst, comparison_cells, overview_metrics
+from fedtilt.report import compare, weak_spots
+from fedtilt.report.compare import Cell, GroupTable, Metric, comparison_cells, overview_metrics
+from fedtilt.report.notes import notes
 from fedtilt.report.run_reader import Run
-from fedtilt.report.summary import attack_text, certificates, fairness_beyond_chance, worst_score
+from fedtilt.report.summary import certificates, fairness_beyond_chance, worst_score
 from fedtilt.report.tables import format_mean_std
-from fedtilt.text_tables import first_names
 
 
 def comparison_table(run: Run, width: int) -> Group:
@@ -24,7 +24,7 @@ def comparison_table(run: Run, width: int) -> Group:
     """
     metrics = overview_metrics(run)
     cells = comparison_cells(compare.comparison_table(run, "evaluated"), metrics)
-    worst = {method: worst_texts(run, method) for method in run.methods} if compare.knows_chance(run) else {}
+    worst = {method: worst_texts(run, method) for method in run.methods} if weak_spots.knows_chance(run) else {}
 
     def build(count: int, worst_columns: Sequence[str] = ()) -> Table:
         table = text_table(["method"], [*map(_title, metrics[:count]), *worst_columns])
@@ -65,10 +65,10 @@ def _texts(cells: Sequence[Cell]) -> list[str]:
 
 def worst_texts(run: Run, method: str) -> tuple[str, str]:
     """The client and the class or group that a method fails most; empty: chance explains all differences."""
-    return _worst_text(run, compare.worst_client(run, method)), _worst_text(run, compare.worst_group(run, method))
+    return _worst_text(run, weak_spots.worst_client(run, method)), _worst_text(run, weak_spots.worst_group(run, method))
 
 
-def _worst_text(run: Run, worst: Worst | None) -> str:
+def _worst_text(run: Run, worst: weak_spots.Worst | None) -> str:
     if worst is None:
         return ""
     seed = f", seed {worst.seed}" if worst.seed is not None and len(run.compared) > 1 else ""
@@ -131,25 +131,12 @@ def legend(run: Run) -> Table:
             "beyond chance": escape(beyond_chance),
             "fails most": "its 95 % interval is worse than the mean, shrunk towards it; none: chance explains the rest",
         }
-    if len(run.compared) > 1:
-        lines["±"] = f"std over {len(run.compared)} seeds"
     lines["evaluated"] = "; ".join(f"{', '.join(names)}: {kind}" for kind, names in kinds.items() if names)
     if run.baselines:
         lines["compared with"] = _baselines_text(run)
-    summaries = [s.last(method) for s in run.compared for method in run.methods]
-    never_selected = max(summary.never_selected for summary in summaries)
-    if kinds["personal models"] and never_selected:
-        lines["never selected"] = f"{plural(never_selected, 'client')}, evaluated with the shared model"
-    if (privacy := summaries[0].privacy) is not None:
-        covered = "shared model, not personal" if kinds["personal models"] else "shared model"
-        lines["privacy"] = f"epsilon {privacy.epsilon:.3g}, delta {privacy.delta:g}: {covered}"
-    if attack := attack_text(run):
-        lines["attack"] = escape(attack)
     if certificate := certificates(run):
         lines["certificate"] = escape(f"{certificate[0].lower()}{certificate[1:-1]}")
-    if untested := _clients_without_test_data(run):
-        lines["not evaluated"] = escape(untested)
-    return _legend(lines)
+    return _legend([*lines.items(), *((title, escape(text)) for title, text in notes(run))])
 
 
 def _baselines_text(run: Run) -> str:
@@ -170,33 +157,23 @@ def group_legend(run: Run) -> Table:
     """The meaning of the columns of `group_tables`."""
     score = run.score
     return _legend(
-        {
-            "group": f"{score.unit or score.title} of its test samples at all clients",
-            "spread": "std over groups; lower is fairer",
-            "in clients": "over a client's own groups (a spread of 0 if it has one); mean over clients",
-        }
+        [
+            ("group", f"{score.unit or score.title} of its test samples at all clients"),
+            ("spread", "std over groups; lower is fairer"),
+            ("in clients", "over a client's own groups (a spread of 0 if it has one); mean over clients"),
+        ]
     )
 
 
-def _legend(lines: Mapping[str, str]) -> Table:
+def _legend(lines: Iterable[tuple[str, str]]) -> Table:
     out = Table.grid(padding=(0, 2))
     out.add_column(min_width=len("client data fairness"))
-    for title, text in lines.items():
+    for title, text in lines:
         out.add_row(f"[dim]{title}[/]", f"[dim]{text}[/]")
     return out
 
 
-def _clients_without_test_data(run: Run) -> str:
-    names = [
-        f"{name}, seed {seed_run.seed}" if len(run.compared) > 1 else name
-        for seed_run in run.compared
-        for client, name in enumerate(seed_run.client_names)
-        if not seed_run.total[client].any() and client not in seed_run.attackers
-    ]
-    return f"clients without test data: {first_names(names, 5, '; ')}" if names else ""
-
-
-def best_methods(summaries: Mapping[str, RoundMetrics], count: int) -> dict[str, RoundMetrics]:
+def leading_methods(summaries: Mapping[str, RoundMetrics], count: int) -> dict[str, RoundMetrics]:
     """All methods, or the `count` with the best score if there are more."""
     if len(summaries) <= count:
         return dict(summaries)
@@ -208,7 +185,7 @@ def best_methods(summaries: Mapping[str, RoundMetrics], count: int) -> dict[str,
 def progress_table(summaries: Mapping[str, RoundMetrics]) -> Table:
     """The table below the progress bar."""
     out = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2))
-    shown = best_methods(summaries, 8)
+    shown = leading_methods(summaries, 8)
     score = SCORES[next(iter(shown.values())).evaluated.score].title
     for title in ("method", score, "client fairness", "client data fairness"):
         out.add_column(title, justify="left" if title == "method" else "right")

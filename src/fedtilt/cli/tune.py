@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -12,13 +12,11 @@ from rich.table import Table
 from fedtilt.cli import options
 from fedtilt.cli.console import Console, escape, fits, print_lines, text_table
 from fedtilt.cli.run import new_folder, train_and_print
-from fedtilt.runs.callback import Callback
-from fedtilt.runs.trackers import trackers_of
-from fedtilt.spec import load
-from fedtilt.tuning.axes import format_setting, format_value, parse_axes
-from fedtilt.tuning.objectives import Objective, parse_bounds
-from fedtilt.tuning.result import TunedSetting, Tuning
-from fedtilt.tuning.tune import RECOMMENDED, TRIALS, tune_spec
+
+if TYPE_CHECKING:
+    from fedtilt.runs.callback import Callback
+    from fedtilt.tuning.objectives import Objective
+    from fedtilt.tuning.result import TunedSetting, Tuning
 
 _MAX_ROWS = 12
 
@@ -76,13 +74,19 @@ def tune(
     Settings train together, and weak ones are stopped early. The recommended spec is written into the run folder.
     Validation data is a share of every client's training data; test data is not used to choose.
     """
+    from fedtilt.runs.trackers import trackers_of
+    from fedtilt.spec import load
+    from fedtilt.tuning.axes import parse_axes
+    from fedtilt.tuning.objectives import parse_bounds
+    from fedtilt.tuning.tune import TRIALS, tune_spec
+
     base = load(
         spec, overrides=options.overrides_of(settings, data_dir, cluster), seed=seed, seeds=seeds, device=device
     )
     folder = out or new_folder(f"{base.name}-tune")
     trackers = trackers_of(log or [])
 
-    def search(callbacks: Sequence[Callback]) -> Tuning:
+    def search(callbacks: "Sequence[Callback]") -> "Tuning":
         return tune_spec(
             base, folder, over=parse_axes(over or []), by=by, at_least=parse_bounds(at_least or [], "--at-least"),
             at_most=parse_bounds(at_most or [], "--at-most"), method=method, trials=trials or TRIALS, halving=halving,
@@ -92,8 +96,11 @@ def tune(
     train_and_print(folder, search, print_tuning, quiet=quiet, verbose=verbose, as_json=as_json)
 
 
-def print_tuning(console: Console, folder: Path, tuning: Tuning, seconds: float = 0.0) -> None:
+def print_tuning(console: Console, folder: Path, tuning: "Tuning", seconds: float = 0.0) -> None:
     """Print the settings on validation data, the recommendation, and both settings on test data."""
+    from fedtilt.tuning.axes import format_setting
+    from fedtilt.tuning.tune import RECOMMENDED
+
     rows = _compared(tuning)
     seeds = f", mean over {len(tuning.seeds)} seeds" if len(tuning.seeds) > 1 else ""
     table, left_out = _settings_table(tuning, rows[:_MAX_ROWS], console.width)
@@ -117,15 +124,17 @@ def print_tuning(console: Console, folder: Path, tuning: Tuning, seconds: float 
         console.print(_test_table(tuning))
 
 
-def _compared(tuning: Tuning) -> list[str]:
+def _compared(tuning: "Tuning") -> list[str]:
     """The settings that were trained furthest, the best first."""
     names = [name for name, row in tuning.settings.items() if row.rounds == tuning.compared_rounds]
     by = tuning.by
     return sorted(names, key=lambda name: -by.better(tuning.settings[name].validation[by.name], 0.0))
 
 
-def _settings_table(tuning: Tuning, names: Sequence[str], width: int) -> tuple[Table, Sequence[Objective]]:
+def _settings_table(tuning: "Tuning", names: Sequence[str], width: int) -> "tuple[Table, Sequence[Objective]]":
     """A row for every setting; on a narrow terminal, its values are in one column, and the last objectives omitted."""
+    from fedtilt.tuning.axes import format_setting, format_value
+
     axes = {axis: [format_value(tuning.settings[name].setting[axis]) for name in names] for axis in tuning.setting}
     one = {"setting": [format_setting(tuning.settings[name].setting) for name in names]}
     tables = [(_rows(tuning, names, axes, tuning.objectives), tuning.objectives[:0])]
@@ -135,7 +144,7 @@ def _settings_table(tuning: Tuning, names: Sequence[str], width: int) -> tuple[T
 
 
 def _rows(
-    tuning: Tuning, names: Sequence[str], axes: Mapping[str, Sequence[str]], objectives: Sequence[Objective]
+    tuning: "Tuning", names: Sequence[str], axes: Mapping[str, Sequence[str]], objectives: "Sequence[Objective]"
 ) -> Table:
     out = text_table(map(escape, axes), [*map(_title, objectives), "better than\nyours by", "Pareto\nfront"])
     for column in out.columns[: 0 if "setting" in axes else len(axes)]:
@@ -150,18 +159,18 @@ def _rows(
     return out
 
 
-def _title(objective: Objective) -> str:
+def _title(objective: "Objective") -> str:
     return escape(objective.title).replace(" fairness", "\nfairness")
 
 
-def _gain(row: TunedSetting, by: Objective) -> str:
+def _gain(row: "TunedSetting", by: "Objective") -> str:
     if row.gain is None or row.error is None:
         return ""
     sign = "+" if row.gain >= 0 else "-"
     return f"{sign}{by.text(abs(row.gain))} ± {by.text(row.error)}"
 
 
-def _remarks(tuning: Tuning, compared: int, left_out: Sequence[Objective]) -> list[str]:
+def _remarks(tuning: "Tuning", compared: int, left_out: "Sequence[Objective]") -> list[str]:
     lines = []
     if compared:
         lines.append(
@@ -186,7 +195,7 @@ def _remarks(tuning: Tuning, compared: int, left_out: Sequence[Objective]) -> li
     return lines
 
 
-def _test_table(tuning: Tuning) -> Table:
+def _test_table(tuning: "Tuning") -> Table:
     out = text_table(["setting"], map(_title, tuning.objectives))
     for name, values in tuning.test.items():
         title = "yours" if name == tuning.method else "recommended"

@@ -21,7 +21,7 @@ from fedtilt.text_tables import original_text
 _COLUMNS = ("row", "label", "looks_like")
 
 
-class Correction(NamedTuple):
+class LabelCorrection(NamedTuple):
     """A line of the file."""
 
     line: int
@@ -107,7 +107,7 @@ def _keep_labels(federation: Federation) -> Federation:
     return replace(kept, outliers=Outliers(), validation_outliers=False, has_outliers=no_outliers)
 
 
-def _find(federation: Federation, places: dict[str, _Place], path: str) -> Iterator[tuple[Correction, _Place]]:
+def _find(federation: Federation, places: dict[str, _Place], path: str) -> Iterator[tuple[LabelCorrection, _Place]]:
     """The corrections of a file that are about training samples, with their places."""
     other: set[str] | None = None
     for correction in read_corrections(Path(path)):
@@ -137,7 +137,7 @@ def _names_of_all(federation: Federation) -> set[str]:
     return {f"training sample {row}" for row in range(len(data.y_train))}
 
 
-def _class_number(federation: Federation, path: str, correction: Correction) -> int:
+def _class_number(federation: Federation, path: str, correction: LabelCorrection) -> int:
     if correction.looks_like not in federation.class_names:
         raise InputError(
             f"{path}, line {correction.line}: looks_like = {correction.looks_like!r} is no class; choose one of "
@@ -146,7 +146,7 @@ def _class_number(federation: Federation, path: str, correction: Correction) -> 
     return federation.class_names.index(correction.looks_like)
 
 
-def read_corrections(path: Path) -> list[Correction]:
+def read_corrections(path: Path) -> list[LabelCorrection]:
     """The lines of a file of samples; raise InputError if it is damaged, or names a sample twice."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -155,7 +155,8 @@ def read_corrections(path: Path) -> list[Correction]:
             if missing:
                 raise InputError(f"{path} has no column {missing[0]!r}; use a file that fedtilt audit wrote")
             lines = [
-                Correction(reader.line_num, *(original_text(entry[key] or "") for key in _COLUMNS)) for entry in reader
+                LabelCorrection(reader.line_num, *(original_text(entry[key] or "") for key in _COLUMNS))
+                for entry in reader
             ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} cannot be read ({error}); use a file that fedtilt audit wrote") from error

@@ -46,7 +46,7 @@ def sample_scores(predictions: Predictions) -> Tensor:
     return (1 if score.higher_is_better else -1) * score.values(sums, torch.ones(len(sums)))
 
 
-def by_group(values: Tensor, grouping: Grouping) -> dict[str, Tensor]:
+def values_by_group(values: Tensor, grouping: Grouping) -> dict[str, Tensor]:
     """The values (S,) of each group."""
     order, sizes = grouping.codes.argsort(stable=True), grouping.codes.bincount(minlength=len(grouping.names))
     return dict(zip(grouping.names, values[order].split(sizes.tolist()), strict=True))
@@ -68,7 +68,7 @@ def compare(pairs: Sequence[tuple[Predictions, Predictions]], confidence: float 
     samples: dict[str, int] = {}  # in the first seed
     for ours, theirs in pairs:
         difference, grouping = sample_scores(ours) - sample_scores(theirs), ours.groupings[CLIENT]
-        for name, of_client in by_group(difference, grouping).items():
+        for name, of_client in values_by_group(difference, grouping).items():
             if len(of_client):
                 gains.setdefault(name, []).append(float(of_client.mean()))
                 variance = float(of_client.var(correction=0)) / max(1, len(of_client) - 1)

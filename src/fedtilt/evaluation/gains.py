@@ -18,7 +18,7 @@ those that would rationally stay out are the ones named by McNemar's exact test 
 import math
 from typing import Any, NamedTuple
 
-from fedtilt.evaluation.comparison import by_group, compare, sample_scores
+from fedtilt.evaluation.comparison import compare, sample_scores, values_by_group
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.scores import ACCURACY, scores_of
 from fedtilt.evaluation.statistics import CONFIDENCE, mean_difference
@@ -106,7 +106,7 @@ def client_gains(ours: Predictions, theirs: Predictions, against: str, confidenc
     differences, clients = sample_scores(ours) - sample_scores(theirs), ours.groupings[CLIENT]
     is_accuracy = scores_of(ours.sums())[0] is ACCURACY
     found = []
-    for name, of_client in by_group(differences, clients).items():
+    for name, of_client in values_by_group(differences, clients).items():
         if not len(of_client):
             continue
         if is_accuracy:

@@ -119,7 +119,7 @@ def enough_samples(coverage: float) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Scores:
+class ConformityScores:
     """The bins of the scores of one method's evaluated models on validation data, by client."""
 
     validation: Sequence[Tensor]  # of each client, (samples,) int64
@@ -205,7 +205,7 @@ class Scores:
         return [counts_of(self.validation[n]) for n in clients]
 
     @classmethod
-    def from_json(cls, values: Sequence[Mapping[str, int]], deviation: float | None) -> "Scores":
+    def from_json(cls, values: Sequence[Mapping[str, int]], deviation: float | None) -> "ConformityScores":
         """The inverse of `to_json`; the sets of the exported model are those of client 0."""
         return cls([bins_of(counts) for counts in values], None, deviation)
 
@@ -223,7 +223,7 @@ class PredictionSets:
         outputs: what the method predicts on test data, ordered by client; None: it is elsewhere, and so are the sets
     """
 
-    scores: Scores
+    scores: ConformityScores
     test: Sequence[Tensor]
     client_names: Sequence[str]
     coverage: float = 0.9

@@ -13,7 +13,7 @@ from fedtilt.engine.prepare import PreparedRun
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.groups import Grouping, groupings
-from fedtilt.evaluation.prediction_sets import PredictionSets, Scores, class_bins, number_bins
+from fedtilt.evaluation.prediction_sets import ConformityScores, PredictionSets, class_bins, number_bins
 from fedtilt.evaluation.scores import error_sums
 from fedtilt.evaluation.threshold import Threshold, choose_threshold
 from fedtilt.executors.in_process import one_thread
@@ -30,7 +30,7 @@ class Predictions:
     outputs: Tensor  # probabilities (S, K), float32; of other tasks what `Evaluator.predictions` returns, float64
     groupings: Mapping[str, Grouping]  # "client", "class", "range" or "all", and the columns of groups
     numbers: Tensor | None = None  # (S,) the targets if they are numbers, float32
-    scores: Scores | None = None  # on validation data; None: there is none
+    scores: ConformityScores | None = None  # on validation data; None: there is none
 
     @property
     def probabilities(self) -> Tensor:
@@ -131,7 +131,7 @@ def predict(prepared: PreparedRun, methods: Sequence[Method], state: FederationS
         scores = {}
         if any(map(len, prepared.federation.validation_index)) and has_prediction_sets(prepared.federation):
             evaluator = Evaluator(prepared.federation, prepared.net, prepared.parts, prepared.device, "validation")
-            scores = {m.name: scores_of(prepared.federation, evaluator.predictions(m, state)) for m in methods}
+            scores = {m.name: conformity_scores(prepared.federation, evaluator.predictions(m, state)) for m in methods}
     return predictions_of(prepared.federation, outputs, scores)
 
 
@@ -147,12 +147,12 @@ def has_prediction_sets(federation: Federation) -> bool:
     return federation.dataset.task in TABLE_TASKS
 
 
-def scores_of(federation: Federation, outputs: Tensor) -> Scores:
+def conformity_scores(federation: Federation, outputs: Tensor) -> ConformityScores:
     """The scores of outputs on the validation data of all clients, ordered by client."""
     deviation = federation.target.deviation if isinstance(federation.target, NumericTarget) else None
     bins = score_bins(outputs, federation.evaluation("validation")[1], deviation)
     sizes = [len(rows) for rows in federation.validation_index]
-    return Scores(bins.split(sizes), federation.class_counts(), deviation)
+    return ConformityScores(bins.split(sizes), federation.class_counts(), deviation)
 
 
 def choose_thresholds(prepared: PreparedRun, methods: Sequence[Method], state: FederationState) -> dict[str, Threshold]:
@@ -177,7 +177,7 @@ def choose_thresholds(prepared: PreparedRun, methods: Sequence[Method], state: F
 
 
 def predictions_of(
-    federation: Federation, outputs: Mapping[str, Tensor], scores: Mapping[str, Scores] | None = None
+    federation: Federation, outputs: Mapping[str, Tensor], scores: Mapping[str, ConformityScores] | None = None
 ) -> dict[str, Predictions]:
     """Outputs on the test data of all clients, ordered by client, with what the samples can be grouped by."""
     _, y, clients = federation.evaluation("test")

@@ -9,6 +9,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedtilt.config.setting_fields import settings_of
+from fedtilt.data.tables.cells import SchemaMismatch
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.flower.deploy.allowed_apps import ACCEPT_ALL
@@ -23,7 +24,7 @@ from fedtilt.flower.messages import (
     encode_train_reply,
 )
 from fedtilt.flower.site import Site
-from fedtilt.flower.site_data import SchemaMismatch, is_on, site_number, site_summary
+from fedtilt.flower.site_data import is_on, site_number, site_summary
 from fedtilt.flower.task import NodeConfig, Task
 from fedtilt.spec import load
 

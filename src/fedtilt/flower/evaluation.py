@@ -5,7 +5,8 @@ class or, if it withholds those (`declare-classes=false` in `--node-config`), in
 of other targets, the sums of `metrics` by group of the target. If its operator agrees, it declares more:
 `declare-groups=true`, sums of the evaluated model and samples by group, without groups of few samples;
 `declare-metrics=true`, its own metrics; `declare-scores=true`, counts of its validation and test samples by bin of
-their score, for prediction sets.
+their score, for prediction sets. With `train.stop`, it also sends its validation samples and the sums of the evaluated
+model on them, in total.
 """
 
 import dataclasses
@@ -63,6 +64,7 @@ class EvaluationReply(NamedTuple):
     total: Tensor  # (K,) or (1,)
     class_spreads: Tensor  # (2, scores): std over the site's classes, of the shared and of the personal model
     declared: Declared = Declared()  # beside the counts, if the site agrees
+    validation: GroupCounts | None = None  # of the evaluated model on validation data, (1, …) and (1,), with train.stop
 
 
 def class_spreads(shared: Tensor, personal: Tensor | None, total: Tensor) -> Tensor:
@@ -91,6 +93,9 @@ def encode_evaluation_reply(reply: EvaluationReply, round: int, by_class: bool) 
     if not by_class:
         shared_spread, personal_spread = reply.class_spreads.tolist()
         values |= {"shared-spread": shared_spread, "personal-spread": personal_spread}
+    if reply.validation is not None:
+        sums, total = reply.validation
+        values |= {"validation": sums.flatten().tolist(), "validation-total": total.tolist()}
     content = RecordDict({METRICS_RECORD: MetricRecord(values)})  # type: ignore[arg-type]
     if declared := reply.declared.to_json():
         content[DECLARED_RECORD] = ConfigRecord({"json": encode_json(declared)})
@@ -98,22 +103,27 @@ def encode_evaluation_reply(reply: EvaluationReply, round: int, by_class: bool) 
 
 
 def decode_evaluation_reply(
-    reply: Message, round: int, classes: int, max_samples: int, target: Target | None = None
-) -> EvaluationReply:
-    """Decode a reply to `evaluate`; `classes` may be groups of a target."""
+    reply: Message, round: int, classes: int, max_samples: int, target: Target | None = None, *,
+    has_validation: bool = False,
+) -> EvaluationReply:  # fmt: skip
+    """Decode a reply to `evaluate`; `classes` may be groups of a target, and `has_validation` is that of the run."""
     metrics = reply_metrics(reply, round)
     by_class = read_int(metrics, "by-class", 0, 1) == 1
     size = classes if by_class else 1
     total = read_counts(metrics, "total", torch.full((size,), max_samples))
 
-    def read(key: str) -> Tensor:
+    def read(key: str, total: Tensor) -> Tensor:
         if target is None:
             return read_counts(metrics, key, total)
         shares = [score.share for score in TASK_SCORES[target.task] if score.share is not None]
         return read_sums(metrics, key, total, target.sums, shares)
 
-    shared = read("shared")
-    personal = read("personal") if "personal" in metrics else None
+    shared = read("shared", total)
+    personal = read("personal", total) if "personal" in metrics else None
+    validation = None
+    if has_validation:
+        samples = read_counts(metrics, "validation-total", torch.tensor([max_samples]))
+        validation = GroupCounts(read("validation", samples), samples)
     if by_class:
         spreads = class_spreads(shared, personal, total)
     else:
@@ -123,7 +133,7 @@ def decode_evaluation_reply(
         found = [read_spreads(metrics, f"{model}-spread", most) for model in ("shared", "personal")]
         spreads = torch.tensor(found, dtype=torch.float64)
     declared = decode_declared(reply, int(total.sum()), target)
-    return EvaluationReply(shared, personal, total, spreads, declared)
+    return EvaluationReply(shared, personal, total, spreads, declared, validation)
 
 
 def decode_declared(reply: Message, samples: int, target: Target | None) -> Declared:

@@ -6,6 +6,7 @@ seed-N/history.json        the id of this training history; sites store their pe
 seed-N/participation.json  which sites took part in each round, how far it moved the shared model, and rejection counts
 stopped.json               why a run stopped, and the sites that were missing
 schema.json                the schema of the sites' tables, if they have tables
+seed-N/validation.json     with train.stop: the sums of every site on its validation data, by evaluated round
 seed-N/privacy.json        with privacy: how many models the server has made, also in rounds that were repeated
 """
 
@@ -18,7 +19,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedtilt.data.groups import CLASS, in_words
-from fedtilt.data.inputs import named_tensors
 from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.root_set import RootSet
 from fedtilt.errors import InputError
@@ -30,8 +30,9 @@ from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import private_files, private_folder, read_json, write_json, write_toml
 from fedtilt.flower.evaluation import Declared
 from fedtilt.flower.membership import MissingSitesError
+from fedtilt.flower.run_status import kept_rounds
 from fedtilt.flower.task import FederationInfo, ResolvedTask
-from fedtilt.flower.training_history import Change, JumpCheck, TrainingHistory
+from fedtilt.flower.training_history import JumpCheck, ModelChange, TrainingHistory
 from fedtilt.locks import locked
 from fedtilt.parts import Parts, constants_of, tied_parameters
 from fedtilt.spec import dump
@@ -56,17 +57,6 @@ def open_run_folder(folder: Path) -> Iterator[None]:
             raise
 
 
-def kept_rounds(folder: Path) -> str:
-    """The rounds that a run can go back to, in words: "3, 4 (the shared model jumped), 5"; empty if there are none."""
-    texts = []
-    for path in sorted(folder.glob("seed-*")):
-        file = path / "participation.json"
-        entries = read_json(file)["rounds"] if file.exists() else {}
-        for round in RunFolder(path).checkpoints.rounds():
-            texts.append(f"{round}{' (the shared model jumped)' if 'jump' in entries.get(str(round), {}) else ''}")
-    return ", ".join(texts)
-
-
 class ServerRunFolder:
     """The run folder of one training run on the server.
 
@@ -85,6 +75,7 @@ class ServerRunFolder:
         self._history_file = self._seed_folder / "history.json"
         self._participation_file = self._seed_folder / "participation.json"
         self.privacy_file = self._seed_folder / "privacy.json"
+        self.validation_file = self._seed_folder / "validation.json"
         self._method = task.method.name
         self.history = TrainingHistory.new()
         self._participation: dict[str, Any] = {"rejected": {}, "rounds": {}}
@@ -115,7 +106,7 @@ class ServerRunFolder:
             self.save_checkpoint(0, server)
             return 0, server
         if self.back_to is not None:
-            state = self._go_back(self.back_to, notice)
+            state = self.go_back(self.back_to, notice)
         return state.round, state.server[self._method]
 
     # -- the rounds that are kept ------------------------------------------------------------------------------------
@@ -135,7 +126,7 @@ class ServerRunFolder:
             raise InputError(f"back-to = {self.back_to} is no round that {self.folder} keeps; choose one of {rounds}")
         self._run_folder.checkpoints.read(self.back_to)
 
-    def _go_back(self, round: int, notice: Callable[[str], None]) -> FederationState:
+    def go_back(self, round: int, notice: Callable[[str], None]) -> FederationState:
         """Delete what came after a round. The last step starts a new history, with which the sites go back too.
 
         If the server is killed before that step, the sites do not train, and going back can be repeated.
@@ -173,18 +164,30 @@ class ServerRunFolder:
     def _is_good(self, round: int) -> bool:
         return "jump" not in self._participation["rounds"].get(str(round), {})
 
-    def save_checkpoint(self, round: int, server: ServerState) -> None:
-        """Save the server state after a round; the last good rounds are kept too."""
+    def save_checkpoint(self, round: int, server: ServerState, best: int | None = None) -> None:
+        """Save the server state after a round; the last good rounds are kept too, and the best to end with."""
         good = sorted(kept for kept in {*self.kept_rounds(), round} if self._is_good(kept))
-        state = FederationState(round, {self._method: server}, self._run_folder.client_states)
-        self._run_folder.checkpoint(state, keep=good[-self._kept_rounds :])
+        keep = good[-self._kept_rounds :] + ([] if best is None else [best])
+        self._run_folder.checkpoint(self.state(round, server), keep=keep)
 
-    def record_change(self, round: int, change: Change) -> None:
+    def state(self, round: int, server: ServerState) -> FederationState:
+        """The state after a round, of which the server has its part."""
+        return FederationState(round, {self._method: server}, self._run_folder.client_states)
+
+    def record_change(self, round: int, change: ModelChange) -> None:
         """Record how far a round moved the shared model, before its checkpoint is saved."""
         self._participation["rounds"][str(round)]["change"] = change.length
         if change.jump is not None:
             self._participation["rounds"][str(round)]["jump"] = change.jump
         write_json(self._participation_file, self._participation)
+
+    def record_end(self, round: int, reason: str, rounds: int | None) -> None:
+        """Record that the run ends with this round, its last checkpoint; with `rounds`, unless it gets more rounds."""
+        self._run_folder.record_end(round, reason, rounds)
+
+    def end_reason(self, round: int, rounds: int) -> str | None:
+        """Why a run of these rounds has ended with this round; None: it has not."""
+        return self._run_folder.end_reason(round, rounds)
 
     # -- metrics and participation -----------------------------------------------------------------------------------
 
@@ -252,7 +255,7 @@ class ServerRunFolder:
         info = self._info
         found = task_fingerprint(self._task, info.data, info.sites, info.class_names, self._model, self._parts)
         if self._root is not None:
-            found["root"] = digest_of([*named_tensors(self._root.x, "x").values(), self._root.y])
+            found["root"] = digest_of(self._root.tensors())
         if schema is None:
             return found
         return found | {  # what decides which rows of the sites' tables are training data

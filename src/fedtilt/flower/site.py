@@ -22,18 +22,19 @@ from fedtilt.engine.updates import invalid_reason
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.groups import Grouping, group_names
-from fedtilt.evaluation.metrics import Counts
+from fedtilt.evaluation.metrics import Counts, GroupCounts
 from fedtilt.evaluation.metrics_frame import metrics_frame
 from fedtilt.evaluation.prediction_sets import counts_of
-from fedtilt.evaluation.predictions import CLIENT, Predictions, has_prediction_sets, predictions_of, scores_of
+from fedtilt.evaluation.predictions import CLIENT, Predictions, conformity_scores, has_prediction_sets, predictions_of
 from fedtilt.evaluation.round_metrics import round_metrics
+from fedtilt.evaluation.scores import no_sums
 from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.files import private_files, private_folder, write_json, write_tensors
 from fedtilt.flower.evaluation import Declared, EvaluationReply, class_spreads
 from fedtilt.flower.messages import Instruction
 from fedtilt.flower.run_folder import task_fingerprint
 from fedtilt.flower.site_data import is_on, site_federation, site_number
-from fedtilt.flower.site_files import DamagedState, SiteState, SiteStates, write_report, write_suspects
+from fedtilt.flower.site_files import DamagedState, SiteState, SiteStates, write_site_report, write_suspects
 from fedtilt.flower.task import NodeConfig, Task
 from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.locks import locked
@@ -87,7 +88,8 @@ class Site:
     @property
     def messages(self) -> Messages:
         """What travels beside the model."""
-        return messages_of(self.task.method, self.parts, self.federation.clients, self._model)
+        population = self.federation.clients - len(self.task.spec.clients.leave_out)
+        return messages_of(self.task.method, self.parts, population, self._model)
 
     @contextmanager
     def _states(self, history: TrainingHistory) -> Iterator[SiteStates]:
@@ -189,8 +191,10 @@ class Site:
             personal = None if kept.is_empty or counts.personal is None else counts.personal[self.number]
             spreads = class_spreads(shared, personal, total)
             predictions = self._predictions(evaluator, state)
-            reply = EvaluationReply(shared, personal, total, spreads, self._declared(counts, predictions))
-            write_report(
+            validation = None if self.task.settings.stop is None else self._validation(state)
+            declared = self._declared(counts, predictions)
+            reply = EvaluationReply(shared, personal, total, spreads, declared, validation)
+            write_site_report(
                 self._folder, round, self.federation.class_names, reply, instruction.history,
                 kept=list(kept.to_tensors()), damage=damage,
                 file=None if stored is None or kept.is_empty else stored.path,
@@ -199,6 +203,15 @@ class Site:
             if predictions is not None and predictions.scores is not None:
                 write_predictions(self._folder, round, {method.name: predictions})
         return reply
+
+    def _validation(self, state: FederationState) -> GroupCounts:
+        """The sums of the evaluated model on the site's validation data, and its samples; all zero if it has none."""
+        if not len(self.federation.validation_index[self.number]):
+            return GroupCounts(no_sums(self.federation.target, 1), torch.zeros(1, dtype=torch.int64))
+        device, method = pick_device(self.task.settings.device), self.task.method
+        evaluator = Evaluator(self.federation, self._model, self.parts, device, "validation")
+        sums = evaluator.all_counts([method], state)[method.name].evaluated
+        return GroupCounts(*(of_site[self.number].sum(0, keepdim=True).cpu() for of_site in (sums, evaluator.total)))
 
     def _write_run(self, round: int, received: ServerState, counts: Counts, total: Tensor) -> None:
         """Write what `fedtilt export` needs of the site's model, as in the folder of a simulated run."""
@@ -237,7 +250,7 @@ class Site:
         if self._has_validation:
             device = pick_device(self.task.settings.device)
             validation = Evaluator(federation, self._model, self.parts, device, "validation")
-            every = scores_of(federation, validation.predictions(method, state))
+            every = conformity_scores(federation, validation.predictions(method, state))
             scores = dataclasses.replace(every, validation=every.validation[own], labels=federation.class_counts()[own])
         (found,) = predictions_of(federation, {"": evaluator.predictions(method, state)}).values()
         client = found.groupings[CLIENT]

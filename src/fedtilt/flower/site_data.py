@@ -5,17 +5,16 @@ If a table does not fit the schema, the site says what differs, in names and kin
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from fedtilt.data import Column, Dataset, Federation, Outliers, Schema
+from fedtilt.data import Dataset, Federation, Outliers, Schema
 from fedtilt.data.partition import split_validation
-from fedtilt.data.tables.reader import Source, TableReader, open_reader
+from fedtilt.data.tables.cells import SchemaMismatch
+from fedtilt.data.tables.reader import Source
 from fedtilt.data.tables.summary import SiteSummary
-from fedtilt.data.tables.values import class_numbers, read_column, read_names
 from fedtilt.data.targets import NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.flower.task import NodeConfig, Task
@@ -150,14 +149,6 @@ def _with_class_order(data: Dataset, class_names: Sequence[str]) -> Dataset:
 # -- from a table ------------------------------------------------------------------------------------------------------
 
 
-class SchemaMismatch(InputError):
-    """A table that does not fit the schema; `difference` has no more of the table than names and kinds of columns."""
-
-    def __init__(self, message: str, *, difference: str) -> None:
-        super().__init__(message)
-        self.difference = difference
-
-
 def site_summary(task: Task, spec: Spec, node_config: NodeConfig) -> SiteSummary:
     """What a site sends of its table, so that all sites agree on one schema, if it shares its summary."""
     if task.table is None:
@@ -165,10 +156,8 @@ def site_summary(task: Task, spec: Spec, node_config: NodeConfig) -> SiteSummary
     number = site_number(node_config, spec.clients.sites)
     if not is_on(node_config, SUMMARY):
         raise _withheld(known_schema_of(spec))
-    source = _source(task, node_config)
-    with _differences(spec, source, None, shared=True):
-        table = table_of(spec, source, site=number)
-        summary = table.site_summary(spec.data.test_share, spec.seed)
+    table = table_of(spec, _source(task, node_config), site=number)
+    summary = table.site_summary(spec.data.test_share, spec.seed)
     _check_few_values(summary, table.schema.min_count)
     return summary
 
@@ -191,20 +180,25 @@ def _check_few_values(summary: SiteSummary, min_count: int) -> None:
                 f"has fewer than {min_count} training rows with a value in column {column.name!r}, whose mean would "
                 "reveal them; drop the column, or write its statistics or a smaller min_count into the project's schema"
             )
-            raise SchemaMismatch(f"this site {text}", difference=text)
+            raise SchemaMismatch(f"this site {text}", text)
 
 
 def _table_data(task: Task, spec: Spec, node_config: NodeConfig, schema: Schema) -> Dataset:
     """A site's table as a data set, as the agreed schema says."""
-    known, shared, source = known_schema_of(spec), is_on(node_config, SUMMARY), _source(task, node_config)
+    known, shared = known_schema_of(spec), is_on(node_config, SUMMARY)
     if (schema.roles, schema.is_regression) != (known.roles, known.is_regression):  # the server chooses no target
         text = "has a project in which other columns are the target, the groups or the like than in the schema"
-        raise SchemaMismatch(f"this site {text}; give the server and all sites one project", difference=text)
+        raise SchemaMismatch(f"this site {text}; give the server and all sites one project", text)
     if not shared and schema != known:
         raise _withheld(known)
-    with _differences(spec, source, schema, shared=shared):
-        table = table_of(spec, source, site=site_number(node_config, spec.clients.sites)).with_schema(schema)
+    try:
+        number = site_number(node_config, spec.clients.sites)
+        table = table_of(spec, _source(task, node_config), site=number).with_schema(schema)
         return table.to_dataset(spec.data.test_share, spec.seed)
+    except SchemaMismatch as error:
+        if shared:
+            raise
+        raise SchemaMismatch(str(error), error.withheld) from error
 
 
 def _withheld(known: Schema) -> SchemaMismatch:
@@ -212,62 +206,4 @@ def _withheld(known: Schema) -> SchemaMismatch:
     missing = "numbers of its target" if known.is_regression else "classes"
     what = "columns" if not known.columns else missing if target is None else "statistics of its columns"
     text = f"withholds its summary (share-summary = false), and the project's schema has no {what}"
-    return SchemaMismatch(f"this site {text}; write data.schema with fedtilt data schema", difference=text)
-
-
-@contextmanager
-def _differences(spec: Spec, source: Source, schema: Schema | None, *, shared: bool) -> Iterator[None]:
-    """Make an error about the schema a `SchemaMismatch`; others, which may quote cells, stay as they are."""
-    try:
-        yield
-    except InputError as error:
-        try:
-            difference = _difference(spec, source, schema, shared=shared)
-        except InputError:
-            difference = None  # the table cannot be read at all
-        if difference is None:
-            raise
-        raise SchemaMismatch(str(error), difference=difference) from error
-
-
-def _difference(spec: Spec, source: Source, schema: Schema | None, *, shared: bool) -> str | None:
-    """The first difference between a table and the schema; without `shared`, in the names of the schema alone."""
-    known = known_schema_of(spec)
-    as_text = [] if known.target is None or known.is_regression else [known.target]
-    reader = open_reader(source, text=as_text, files=known.files)
-    for role, name in known.roles:
-        if role != "client" and name not in reader.header:
-            return f"has no column {name!r}, which is the {role}"
-    optional = [column.name for column in known.columns if column.gaps]
-    expected = (schema or known).columns
-    for column in expected:
-        if column.is_feature and column.name not in (*reader.header, *optional):
-            return f"has no column {column.name!r}, which the schema has"
-    taken = {*(name for _, name in known.roles), *spec.data.drop, *(column.name for column in expected)}
-    for name in reader.header:
-        if expected and name not in taken:
-            return f"has {f'the column {name!r}' if shared else 'a column'}, which the schema lacks"
-    for column in expected:
-        if column.name in reader.header and not _can_read(reader, column):
-            return f"has cells in column {column.name!r} that are no {column.kind}"
-    if known.is_regression and known.target is not None and not _can_read(reader, _number(known.target)):
-        return f"has cells in column {known.target!r} that are no number"
-    classes = (schema or known).classes
-    if classes is not None and known.target is not None:
-        names = read_names(reader, known.target, gaps=True)[1]
-        unknown = [name for name in names if name not in class_numbers(names, classes)]
-        if unknown:
-            return f"has {f'the class {unknown[0]!r}' if shared else 'a class'}, which the schema lacks"
-    return None
-
-
-def _number(name: str) -> Column:
-    return Column(name=name, kind="number")
-
-
-def _can_read(reader: TableReader, column: Column) -> bool:
-    try:
-        read_column(reader, column.name, column)
-    except InputError:
-        return False
-    return True
+    return SchemaMismatch(f"this site {text}; write data.schema with fedtilt data schema", text)

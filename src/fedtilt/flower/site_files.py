@@ -125,7 +125,7 @@ def _describe(state: ClientState) -> str:
 # -- reports ---------------------------------------------------------------------------------------------------------
 
 
-def write_report(
+def write_site_report(
     folder: Path, round: int, class_names: Sequence[str], reply: EvaluationReply, history: TrainingHistory, *,
     kept: Sequence[str], file: Path | None, damage: str | None = None,
 ) -> None:  # fmt: skip

@@ -12,12 +12,14 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
 from fedtilt.engine.client import ClientUpdate
-from fedtilt.engine.root_set import RootSet
+from fedtilt.engine.root_set import RootSet, RootUpdate
 from fedtilt.engine.server import ServerUpdate, server_update
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import check_server, initial_server, messages_of
 from fedtilt.engine.updates import invalid_updates
+from fedtilt.errors import InputError
 from fedtilt.evaluation.round_metrics import RoundMetrics
+from fedtilt.flower.early_stop import SiteStopCheck
 from fedtilt.flower.evaluation import EvaluationReply, combine_replies, decode_evaluation_reply
 from fedtilt.flower.membership import Membership, MissingSitesError, SiteKeys
 from fedtilt.flower.message_fields import RejectedReply, decode_model, encode_model
@@ -33,7 +35,11 @@ from fedtilt.storage.releases import Releases
 from fedtilt.toml_text import format_toml
 
 _log = logging.getLogger("flwr")
-_MOST_TESTS = 100  # test samples of a site for each of its training samples
+_MOST_TESTS = 100  # test samples of a site for each of its training samples, and validation samples
+
+
+class _EarlyEnd(Exception):
+    """Leaves Flower's loop over rounds before the last."""
 
 
 class SiteStrategy(Strategy):
@@ -61,18 +67,21 @@ class SiteStrategy(Strategy):
     ) -> None:  # fmt: skip
         settings.check_methods([method])
         settings.check_left_out(info.left_out)
+        if settings.stop is not None and settings.stop.restore_best and run_folder is None:
+            raise InputError("restore_best = True of stop needs a run folder; give run_folder, or leave it out")
         check_bad_share([method], settings.clients_per_round(info.sites))
         self.method, self.settings, self.policy, self.run_folder = method, settings, policy or RoundPolicy(), run_folder
         self._parts, self._info, self._net, self._root = parts, info, net, root
-        self._messages = messages_of(method, parts, info.sites, net)
+        population = info.sites - len(info.left_out)
+        self._messages = messages_of(method, parts, population, net)
         self._history = TrainingHistory.new()
-        self._rounds_before = 0  # rounds done before this run
+        self._rounds_before = self._rounds_done = 0  # rounds done before this run, and until now
         self._requested: dict[int, int] = {}  # site → node, of the requests in flight
         self._selected: list[int] = []  # sites that take part in this round
         self._mechanism = GaussianMechanism.of(settings, info.sites, parts)
         self._training_samples: dict[int, int | float] = {}  # of sites, in their last round
         self._releases = Releases(None)
-        self._server = initial_server(method, parts, info.sites, net)
+        self._server = initial_server(method, parts, population, net)
         self._jumps = JumpCheck(settings.screen or 0.0, 0, self._server.parameters)
         self.membership = Membership(
             sites=info.sites, classes=len(info.class_names), parts=parts, policy=self.policy, site_keys=site_keys,
@@ -80,7 +89,8 @@ class SiteStrategy(Strategy):
             personal_start="last" if method.personal is None else method.personal.start,
         )  # fmt: skip
         self.summaries: list[tuple[int, RoundMetrics]] = []
-        self._test_samples: dict[int | None, Tensor] = {}  # site → its test samples by class, in its first evaluation
+        self._samples: dict[tuple[int | None, str], Tensor] = {}  # (site, split) → its samples, in its first evaluation
+        self._stop = SiteStopCheck(settings.stop, None if run_folder is None else run_folder.validation_file)
 
     # -- a run -------------------------------------------------------------------------------------------------------
 
@@ -103,28 +113,67 @@ class SiteStrategy(Strategy):
         if folder is not None:
             needed = self._server
             self._rounds_before, self._server = folder.begin(needed, _log.warning)
+            self._rounds_done = self._rounds_before
             check_server(self.method, self._server, needed)
             self._history = folder.history
             k = self.settings.screen or 0.0
             self._jumps = folder.jump_check(k, self._rounds_before, self._server, _log.warning)
             self.membership.add_rejections(folder.rejections())
+            self._stop.restore(folder.is_evaluated)
         rounds = num_rounds or self.settings.rounds
         if self._mechanism is not None:
             self._limit_rounds(self._mechanism)
             rounds = min(rounds, self.settings.rounds)
+        seconds = timeout or self.policy.deadline
         is_evaluated = folder is not None and folder.is_evaluated(self._rounds_before)
-        if self._rounds_before >= rounds and is_evaluated:
+        if folder is not None and is_evaluated and folder.end_reason(self._rounds_before, rounds) is not None:
+            return Result()  # the run has ended early
+        if is_evaluated and self._is_last(rounds) and self._stop.check.kept_round in (None, self._rounds_before):
+            self._end(grid, rounds, seconds)
             return Result()  # the run is finished
         if not waits_first:
             self.membership.wait_and_join(grid)
-        arrays, seconds = self._encoded_model(), timeout or self.policy.deadline
+        arrays = self._encoded_model()
         if self._rounds_before and not is_evaluated and self.settings.evaluates(self._rounds_before):
             # the previous run stopped between the training and the evaluation of its last round
             replies = grid.send_and_receive(self._evaluation_requests(self._rounds_before, arrays), timeout=seconds)
             self._record_evaluation(self._rounds_before, replies)
-        return super().start(
-            grid, arrays, max(0, rounds - self._rounds_before), seconds, train_config, evaluate_config, evaluate_fn
+        left = 0 if self._is_last(rounds) else rounds - self._rounds_before
+        try:
+            result = super().start(grid, arrays, left, seconds, train_config, evaluate_config, evaluate_fn)
+        except _EarlyEnd:
+            result = Result()
+        self._end(grid, rounds, seconds)
+        result.arrays = self._encoded_model()
+        return result
+
+    def _is_last(self, rounds: int) -> bool:
+        return self._rounds_done >= rounds or self._stop.check.is_over
+
+    def _end(self, grid: Grid, rounds: int, seconds: float) -> None:
+        """Record an early end; with `restore_best`, go back to the best round first."""
+        ending = self._stop.check.ending(self._rounds_done, rounds)
+        if ending is None:
+            return
+        if self.run_folder is not None:
+            if ending.round < self._rounds_done:
+                state = self.run_folder.go_back(ending.round, _log.warning)
+                self._server, self._history = state.server[self.method.name], self.run_folder.history
+                self._evaluate_again(grid, ending.round, seconds)
+            self.run_folder.record_end(*ending)
+        _log.info("%s", ending.reason)
+
+    def _evaluate_again(self, grid: Grid, round: int, seconds: float) -> None:
+        """Ask all sites to evaluate the best round, so that their reports and exports have its models."""
+        replies = grid.send_and_receive(self._evaluation_requests(round, self._encoded_model()), timeout=seconds)
+        accepted, _, _ = self.membership.collect(
+            "evaluate", self._requested, self._requested, replies, partial(self._decode_evaluation, round)
         )
+        for site in range(self._info.sites):
+            if site not in accepted and site not in self._info.left_out:
+                _log.warning(
+                    "site %d has not evaluated round %d again: its report and export are of a later round", site, round
+                )
 
     def _encoded_model(self) -> ArrayRecord:
         return encode_model(self._parts, self._server.parameters, self._server.buffers)
@@ -169,10 +218,10 @@ class SiteStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate the valid models; below the quorum, stop."""
-        round = self._rounds_before + server_round
+        round = self._rounds_done = self._rounds_before + server_round
         if not self._selected:  # all of them have left: the model stays as it is
             if self.run_folder is not None:
-                self.run_folder.save_checkpoint(round, self._server)
+                self.run_folder.save_checkpoint(round, self._server, self._stop.check.kept_round)
             return self._encoded_model(), None
         accepted, rejected, missing = self.membership.collect(
             "train", self._selected, self._requested, replies,
@@ -187,7 +236,7 @@ class SiteStrategy(Strategy):
         mechanism = self._mechanism and self._mechanism.for_round(round)
         updated = server_update(
             self.method, self._server, accepted, self.settings, mechanism, selected=len(self._selected), round=round,
-            clients=self._info.sites, root=self._root_model(round),
+            clients=self._info.sites, left_out=self._info.left_out, root=self._root_model(round),
         )  # fmt: skip
         if mechanism is not None:
             self._releases.add()
@@ -196,14 +245,14 @@ class SiteStrategy(Strategy):
         self._server = updated.state
         if self.run_folder is not None:
             self.run_folder.record_change(round, change)
-            self.run_folder.save_checkpoint(round, self._server)
+            self.run_folder.save_checkpoint(round, self._server, self._stop.check.kept_round)
         if change.jump is not None:
             _log.warning("round %d: %s", round, change.jump)
         metrics = {"sites": len(accepted), "rejected": len(rejected), "jumped": int(change.jump is not None)}
         return self._encoded_model(), MetricRecord({**metrics, "change": change.length})
 
-    def _root_model(self, round: int) -> Tensor | None:
-        """The shared parameters after a round on the root set, if there is one."""
+    def _root_model(self, round: int) -> RootUpdate | None:
+        """What a client's round on the root set gives, if there is one."""
         if self._root is None:
             return None
         assert self._net is not None
@@ -263,23 +312,32 @@ class SiteStrategy(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The metrics of the round, from the sites' counts."""
         round = self._rounds_before + server_round
-        return self._record_evaluation(round, replies) if self.settings.evaluates(round) else None
+        if not self.settings.evaluates(round):
+            return None
+        metrics = self._record_evaluation(round, replies)
+        if self._stop.check.is_over:
+            raise _EarlyEnd
+        return metrics
 
     def _decode_evaluation(self, round: int, reply: Message) -> EvaluationReply:
-        """Decode a reply; test samples that are not those of the site's first evaluation are rejected.
+        """Decode a reply; test and validation samples that are not those of the site's first evaluation are rejected.
 
         So are many times more than its training samples, unless these are sums of weights.
         """
-        classes = len(self._info.class_names)
-        decoded = decode_evaluation_reply(reply, round, classes, self.policy.max_samples, self._info.target)
-        site, tests = self.membership.site_of(reply.metadata.src_node_id), int(decoded.total.sum())
+        decoded = decode_evaluation_reply(
+            reply, round, len(self._info.class_names), self.policy.max_samples, self._info.target,
+            has_validation=self.settings.stop is not None,
+        )  # fmt: skip
+        site = self.membership.site_of(reply.metadata.src_node_id)
         training = None if site is None else self._training_samples.get(site)
-        if isinstance(training, int) and tests > _MOST_TESTS * training:
-            raise RejectedReply(f"claims {tests} test samples, and {training} training samples")
-        first = self._test_samples.setdefault(site, decoded.total)
-        if not torch.equal(first, decoded.total):
-            now, before = int(decoded.total.sum()), int(first.sum())
-            raise RejectedReply(f"claims {now} test samples and had {before} before, or other classes")
+        totals = {"test": decoded.total} | ({"validation": decoded.validation.total} if decoded.validation else {})
+        for split, total in totals.items():
+            now = int(total.sum())
+            if isinstance(training, int) and now > _MOST_TESTS * training:
+                raise RejectedReply(f"claims {now} {split} samples, and {training} training samples")
+            first = self._samples.setdefault((site, split), total)
+            if not torch.equal(first, total):
+                raise RejectedReply(f"claims {now} {split} samples and had {int(first.sum())} before, or other classes")
         return decoded
 
     def _record_evaluation(self, round: int, replies: Iterable[Message]) -> MetricRecord:
@@ -291,6 +349,8 @@ class SiteStrategy(Strategy):
         if self._mechanism is not None:
             summary = summary._replace(privacy=self._mechanism.loss(self._releases.count))
         self.summaries.append((round, summary))
+        if self.settings.stop is not None:  # before the evaluation is recorded: a resumed run needs it
+            self._stop.record(round, {site: r.validation for site, r in accepted.items() if r.validation is not None})
         if self.run_folder is not None:
             self.run_folder.record_evaluation(round, summary, counts, total)
             self.run_folder.record_declared(round, {site: reply.declared for site, reply in accepted.items()})

@@ -167,10 +167,10 @@ class Task:
                 f"attack.kind = {settings.attack.kind!r} is for simulations, not for real sites; "
                 "remove [attack] from the spec"
             )
-        if settings.stop is not None:
+        if settings.stop is not None and not spec.clients.validation:
             raise InputError(
-                f"train.stop = {settings.stop.label!r} needs validation data on the server, and a deployment evaluates "
-                "test data on the sites; remove it"
+                f"train.stop = {settings.stop.label!r} needs validation data on the sites; set clients.validation, "
+                "such as 0.2, or remove it"
             )
         if spec.train.baselines:
             raise InputError("train.baselines = true has no effect: no baseline is trained on the sites; remove it")

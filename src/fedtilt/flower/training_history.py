@@ -68,7 +68,7 @@ class TrainingHistory:
         raise InputError(f"this is no training history: {str(values)[:80]!r}")
 
 
-class Change(NamedTuple):
+class ModelChange(NamedTuple):
     """How far one round moved the shared model."""
 
     length: float  # ‖w_t − w_{t−1}‖
@@ -85,14 +85,14 @@ class JumpCheck:
         self._k, self.round, self._model = k, round, model
         self._changes = list(changes)[-_ROUNDS:]
 
-    def check(self, round: int, before: Tensor, after: Tensor) -> Change:
+    def check(self, round: int, before: Tensor, after: Tensor) -> ModelChange:
         """The change of a round between its models; if the round is good, the next ones are compared with it."""
         length = _distance(after, before)
         if jump := self._jump(round, after):
-            return Change(length, jump)
+            return ModelChange(length, jump)
         self.round, self._model = round, after
         self._changes = [*self._changes, length][-_ROUNDS:]
-        return Change(length, None)
+        return ModelChange(length, None)
 
     def _jump(self, round: int, after: Tensor) -> str | None:
         median = statistics.median(self._changes) if self._changes else 0.0

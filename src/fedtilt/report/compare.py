@@ -1,13 +1,11 @@
-"""Compare the methods of a run: metrics over seeds, the best method and its ties, groups, and where a method fails."""
+"""Compare the methods of a run: metrics over seeds, the best method and its ties, and groups."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedtilt.data.groups import CLASS, in_words
 from fedtilt.evaluation.decision_metrics import METRICS as DECISION
@@ -15,11 +13,10 @@ from fedtilt.evaluation.metrics import BEYOND_CHANCE, Metrics
 from fedtilt.evaluation.metrics_frame import with_targets
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.round_metrics import RoundMetrics
-from fedtilt.evaluation.scores import ACCURACY, SCORES, Score, client_scores, others_of
+from fedtilt.evaluation.scores import ACCURACY, SCORES, Score, others_of
 from fedtilt.evaluation.statistics import paired_difference
-from fedtilt.evaluation.true_spread import client_estimates, knows_variances
 from fedtilt.evaluation.weighted_predictions import Weighted
-from fedtilt.report.run_reader import Run, SeedRun
+from fedtilt.report.run_reader import Run
 
 
 @dataclass(frozen=True)
@@ -284,76 +281,3 @@ def _group_metrics(score: Score) -> tuple[Metric, ...]:
         _column(score, "client_spread_mean", "spread in clients", in_clients, spread=True),
         _column(score, "client_worst", "worst in clients", f"{worst}, mean over clients"),
     )
-
-
-# -- where a method fails ----------------------------------------------------------------------------------------------
-
-
-def knows_chance(run: Run) -> bool:
-    """Whether the part of chance in the scores is known; otherwise, nothing can be said to fail beyond it."""
-    return all(knows_variances(s.sums(run.methods[0]), s.total) for s in run.compared)
-
-
-class Worst(NamedTuple):
-    """The client, or the class or group, that a method fails most: the worst of those below the mean beyond chance."""
-
-    name: str
-    value: float  # estimate of its true score
-    low: float  # of its interval
-    high: float
-    seed: int | None = None  # of a client
-
-    @classmethod
-    def of(
-        cls, score: Score, sums: Tensor, total: Tensor, names: Sequence[str], seed: int | None = None
-    ) -> Self | None:
-        """The worst of several clients or groups, from sums and samples; None: chance explains all, or unknown."""
-        found = client_estimates(sums[:, None], total[:, None])
-        i = found.worst(score.higher_is_better)
-        if i is None:
-            return None
-        return cls(names[i], float(found.estimate[i]), float(found.low[i]), float(found.high[i]), seed)
-
-
-def worst_client(run: Run, method: str) -> Worst | None:
-    """The client that a method fails most, of all seeds, which have clients of their own."""
-    found = [Worst.of(run.score, s.sums(method).sum(1), s.total.sum(1), s.client_names, s.seed) for s in run.compared]
-    worst = [client for client in found if client is not None]
-    return (min if run.score.higher_is_better else max)(worst, key=lambda client: client.value, default=None)
-
-
-def worst_group(run: Run, method: str) -> Worst | None:
-    """The class or group that a method fails most, over the samples of all clients and seeds."""
-    sums = torch.stack([s.sums(method).sum(0) for s in run.compared]).sum(0)
-    total = torch.stack([s.total.sum(0) for s in run.compared]).sum(0)
-    return Worst.of(run.score, sums, total, run.compared[0].class_names)
-
-
-class ClientScores(NamedTuple):
-    """The score of every method on one client."""
-
-    seed_run: SeedRun
-    client: int
-    samples: int
-    values: dict[str, float]  # by method
-
-
-def worst_clients(run: Run, methods: Sequence[str], limit: int = 12) -> list[ClientScores]:
-    """The clients with the worst score under any method, worst first; methods contribute clients in turn."""
-    sign = 1 if run.score.higher_is_better else -1
-    queues = []
-    for method in methods:
-        entries = []
-        for i, seed_run in enumerate(run.compared):
-            values = sign * client_scores(seed_run.sums(method), seed_run.total)
-            entries += [(v, i, client) for client, v in zip(seed_run.tested, values.tolist(), strict=True)]
-        queues.append(sorted(entries)[:limit])
-    turns = [(i, client) for turn in zip(*queues, strict=True) for _, i, client in turn]
-    worst = [_client_scores(methods, run.compared[i], client) for i, client in list(dict.fromkeys(turns))[:limit]]
-    return sorted(worst, key=lambda entry: min(sign * value for value in entry.values.values()))
-
-
-def _client_scores(methods: Sequence[str], seed_run: SeedRun, client: int) -> ClientScores:
-    total = seed_run.total[[client]]
-    values = {m: float(client_scores(seed_run.sums(m)[[client]], total)) for m in methods}
-    return ClientScores(seed_run, client, int(total.sum()), values)

@@ -24,7 +24,7 @@ _MAX_POINTS = 200  # of a curve
 PredictionsBySeed = Mapping[str, Sequence[Predictions]]  # method → one per seed
 
 
-class Cell(NamedTuple):
+class MetricCell(NamedTuple):
     """A number in the table."""
 
     value: float  # mean over seeds
@@ -36,7 +36,7 @@ class DecisionMetrics(NamedTuple):
     """The section of a page."""
 
     metrics: tuple[Metric, ...]
-    rows: dict[str, list[Cell]]  # by method; empty: the run has no stored predictions
+    rows: dict[str, list[MetricCell]]  # by method; empty: the run has no stored predictions
     figures: list[Figure]
     command: str  # prints more; empty: the test data is on Flower sites
     uncertainty: str  # what that of a cell is
@@ -63,7 +63,7 @@ def decision_metrics(run: Run, styles: Mapping[str, Style]) -> DecisionMetrics:
     )
 
 
-def _in_words(rows: Mapping[str, Sequence[Cell]], seeds: int, in_bins: bool) -> str:
+def _in_words(rows: Mapping[str, Sequence[MetricCell]], seeds: int, in_bins: bool) -> str:
     if seeds > 1:
         return "the standard deviation over seeds"
     kinds = " or ".join(sorted({cell.kind for cells in rows.values() for cell in cells} - {""}, reverse=True))
@@ -72,7 +72,9 @@ def _in_words(rows: Mapping[str, Sequence[Cell]], seeds: int, in_bins: bool) -> 
     return f"95 % intervals ({kinds}{resamples}{bins})" if kinds else "95 % intervals"
 
 
-def _cells(by_seed: Sequence[Predictions], names: Sequence[str], thresholds: Sequence[Threshold | None]) -> list[Cell]:
+def _cells(
+    by_seed: Sequence[Predictions], names: Sequence[str], thresholds: Sequence[Threshold | None]
+) -> list[MetricCell]:
     """A cell per metric, as `fedtilt metrics` computes it; several seeds need no intervals."""
     several = len(by_seed) > 1
     frames = [
@@ -87,7 +89,7 @@ def _cells(by_seed: Sequence[Predictions], names: Sequence[str], thresholds: Seq
             uncertainty = f"± {values.std:.3f}"
         else:
             uncertainty = f"{interval.low:.3f} to {interval.high:.3f}" if interval.kind else ""
-        cells.append(Cell(values.mean, uncertainty, interval.kind))
+        cells.append(MetricCell(values.mean, uncertainty, interval.kind))
     return cells
 
 

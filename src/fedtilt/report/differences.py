@@ -8,6 +8,7 @@ from fedtilt.evaluation.statistics import mean_difference, paired_difference
 from fedtilt.report.compare import Metric, comparison_table, overview_metrics
 from fedtilt.report.run_reader import Run
 from fedtilt.report.tables import format_interval
+from fedtilt.storage.provenance import flat_settings
 
 _MAX_SETTINGS = 20  # that are listed
 _DIGESTS = {  # key of a fingerprint whose value is a digest → what it is of
@@ -19,7 +20,7 @@ _DIGESTS = {  # key of a fingerprint whose value is a digest → what it is of
 _SETTINGS = ("data", "clients", "outliers", "train", "methods", "architecture")
 
 
-class Change(NamedTuple):
+class MetricChange(NamedTuple):
     """A metric of one method in both runs."""
 
     first: float
@@ -32,7 +33,7 @@ class RunDifferences(NamedTuple):
     """The second run against the first."""
 
     metrics: tuple[Metric, ...]
-    rows: dict[str, list[Change]]  # method that both have → a change per metric
+    rows: dict[str, list[MetricChange]]  # method that both have → a change per metric
     settings: list[tuple[str, str, str]]  # key, value in the first run, in the second
     other: str  # what else differs, in words
     pairs: int  # seeds that both runs have; 0: the means of all seeds are compared
@@ -60,7 +61,7 @@ def _differ(first: Mapping[str, Any], second: Mapping[str, Any], key: str) -> bo
     return first.get(key) != second.get(key)
 
 
-def _change(a: SeedValues, b: SeedValues, metric: Metric, seeds: list[list[int]], common: list[int]) -> Change:
+def _change(a: SeedValues, b: SeedValues, metric: Metric, seeds: list[list[int]], common: list[int]) -> MetricChange:
     if common:
         ours, theirs = ([v.values[s.index(seed)] for seed in common] for v, s in ((b, seeds[1]), (a, seeds[0])))
         difference = paired_difference(ours, theirs)
@@ -68,20 +69,12 @@ def _change(a: SeedValues, b: SeedValues, metric: Metric, seeds: list[list[int]]
         difference = mean_difference([b.mean - a.mean])
     sign = 1 if metric.higher_is_better else -1
     text = "0" if difference.low == difference.high == 0 else format_interval(difference)
-    return Change(a.mean, b.mean, text, sign * difference.sign())
+    return MetricChange(a.mean, b.mean, text, sign * difference.sign())
 
 
 def _changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    flat = [dict(_flat({key: run[key] for key in _SETTINGS if key in run})) for run in (first, second)]
+    flat = [flat_settings({key: run[key] for key in _SETTINGS if key in run}) for run in (first, second)]
     for key in dict.fromkeys([*flat[0], *flat[1]]):
         was, now = (str(values.get(key, "–")) for values in flat)
         if was != now:
             yield key, was, now
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

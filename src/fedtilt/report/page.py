@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from fedtilt.data.groups import in_words
-from fedtilt.report import compare, html, summary
+from fedtilt.report import compare, html, summary, weak_spots
 from fedtilt.report.decision_metrics import decision_metrics
 from fedtilt.report.differences import differences
 from fedtilt.report.figure import Style, styles
 from fedtilt.report.figures import MAX_METHODS, build_figures
+from fedtilt.report.notes import notes
 from fedtilt.report.prediction_sets import prediction_sets_table
 from fedtilt.report.run_reader import Run
 from fedtilt.report.verdict import thresholds, verdict
@@ -61,7 +62,7 @@ def _run_values(
         "beyond_chance": summary.fairness_beyond_chance(run),
         "certificate": summary.certificates(run),
         "verdict": [*verdict(run), *thresholds(run)],
-        "cautions": summary.cautions(run),
+        "notes": [note.text for note in notes(run)],
         "about_data": list(dict.fromkeys(text for seed_run in run.compared for text in seed_run.about_data)),
         "audit": os.path.relpath(audit, folder) if (audit := run.folder / "audit.html").exists() else "",
         "groups_in_words": in_words(run.group),
@@ -111,7 +112,7 @@ def _baseline_cells(run: Run, metrics: Sequence[compare.Metric]) -> dict[str, li
 
 def _worst_clients(run: Run) -> dict[str, Any]:
     methods, choose = compare.best_methods(run, MAX_METHODS), max if run.score.higher_is_better else min
-    worst = compare.worst_clients(run, methods)
+    worst = weak_spots.worst_clients(run, methods)
     personal = [m for m in methods if run.compared[0].counts[m].personal is not None]
     rows = []
     for seed_run, client, samples, values in worst:

@@ -1,6 +1,5 @@
 """The results of a run in sentences; every number comes from the run."""
 
-import shlex
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -9,11 +8,10 @@ import torch
 from fedtilt.evaluation.certificate import Certificate, describe
 from fedtilt.evaluation.scores import ACCURACY, Score, shares_of
 from fedtilt.evaluation.true_spread import fairness_difference, true_spread
-from fedtilt.report import compare
+from fedtilt.report import compare, weak_spots
 from fedtilt.report.figure import capitalise
 from fedtilt.report.run_reader import Run, SeedRun
-from fedtilt.report.verdict import model_cautions
-from fedtilt.text_tables import article, first_names, join_words
+from fedtilt.text_tables import article, join_words
 
 
 def headline(run: Run) -> str:
@@ -49,11 +47,11 @@ def headline(run: Run) -> str:
 
 def worst_scores(run: Run) -> str:
     """The client and the class or group that each of the best methods fails most, beyond chance; empty: unknown."""
-    if not compare.knows_chance(run):
+    if not weak_spots.knows_chance(run):
         return ""
     clauses = []
     for method in compare.best_methods(run, 5):
-        client, group = compare.worst_client(run, method), compare.worst_group(run, method)
+        client, group = weak_spots.worst_client(run, method), weak_spots.worst_group(run, method)
         seed = f" of seed {client.seed}" if client is not None and len(run.compared) > 1 else ""
         of_client = "no client" if client is None else f"client {client.name}{seed}: {worst_score(run.score, client)}"
         of_group = f"no {run.group}" if group is None else f"{run.group} {group.name}: {worst_score(run.score, group)}"
@@ -63,7 +61,7 @@ def worst_scores(run: Run) -> str:
     return f"{text}{shown if len(clauses) < len(run.methods) else ''}"
 
 
-def worst_score(score: Score, worst: compare.Worst) -> str:
+def worst_score(score: Score, worst: weak_spots.Worst) -> str:
     """The true score of a client or group, estimated, and its interval."""
     ends = (f"{end:.0f}" if score is ACCURACY else f"{end:.4g}" for end in (worst.low, worst.high))
     return f"{_format_score(worst.value, score)} ({' to '.join(ends)})"
@@ -75,7 +73,7 @@ def fairness_beyond_chance(run: Run) -> str:
     The estimates by moments are in the table; those by likelihood, which differ a little, are left to `true_spread`.
     Moments outside the interval are named: with classes in proportion, tiny clients vary less than by chance.
     """
-    if not compare.knows_chance(run):
+    if not weak_spots.knows_chance(run):
         return ""
     spreads = {m: [true_spread(s.sums(m), s.total) for s in run.compared] for m in compare.best_methods(run, 5)}
     texts, outside = [], []
@@ -110,70 +108,6 @@ def certificates(run: Run) -> str:
         for method in compare.best_methods(run, 5)
     }
     return f"{capitalise(describe(by_method, unseen=len(run.compared) == 1))}."
-
-
-def attack_text(run: Run) -> str:
-    """Who attacks, and how well a backdoor works; empty: nobody."""
-    attack = run.fingerprint["train"].get("attack")
-    if not attack:
-        return ""
-    seed_run = run.compared[0]
-    names, clients = [seed_run.client_names[client] for client in seed_run.attackers], len(seed_run.total)
-    seed = f"in seed {seed_run.seed}: " if len(run.compared) > 1 else ""
-    text = (
-        f"{attack['kind']} from round {attack['from_round']} on, by {len(names)} of {clients:,} clients "
-        f"({seed}{first_names(names, 5)}); all metrics are over the other {clients - len(names):,}"
-    )
-    success = {m: [s.last(m).attack_success for s in run.compared] for m in run.methods}
-    means = {m: fmean(v for v in values if v is not None) for m, values in success.items() if None not in values}
-    shown = join_words([f"{method} {value:.1f} %" for method, value in means.items()]) if means else ""
-    return text + (f"; success of the backdoor: {shown}" if shown else "")
-
-
-def cautions(run: Run) -> list[str]:
-    """What to know before trusting the numbers."""
-    sentences = []
-    if not run.finished:
-        sentences.append(_unfinished(run))
-    if len(run.compared) == 1:
-        sentences.append("One seed: small differences may be chance; more seeds give error bars.")
-    else:
-        few = " With fewer than five seeds, most differences are ties." if len(run.compared) < 5 else ""
-        sentences.append(
-            f"Over {len(run.compared)} seeds; a tie is a difference to the best whose 95 % interval, paired by seed, "
-            f"contains 0.{few}"
-        )
-    summaries = [seed_run.last(method) for seed_run in run.compared for method in run.methods]
-    never_selected = [summary.never_selected for summary in summaries if summary.personal is not None]
-    low, high = min(never_selected, default=0), max(never_selected, default=0)
-    if high:
-        count = high if low == high else f"Up to {high}"
-        sentences.append(
-            f"{count} of {len(run.compared[0].total):,} clients were never selected and are evaluated on the shared "
-            f"model; the table “{compare.VIEWS['ever_selected'].title}” leaves them out."
-        )
-    if (privacy := summaries[0].privacy) is not None:
-        sentences.append(
-            f"Client-level differential privacy: epsilon {privacy.epsilon:.3g} at delta {privacy.delta:g} after round "
-            f"{run.round}, with noise multiplier {privacy.noise:g}. It covers the shared model of one method, but "
-            "neither personal models nor the counts on this page."
-        )
-    if attack := attack_text(run):
-        sentences.append(f"Attack {attack}.")
-    if any(summary.clean for summary in summaries):
-        sentences.append(
-            f"Only some clients have outliers; the table “{compare.VIEWS['clean'].title}” leaves them out."
-        )
-    return sentences + model_cautions(run)
-
-
-def _unfinished(run: Run) -> str:
-    text = f"Unfinished: compared after round {run.round} of {run.rounds}"
-    behind = [str(seed) for seed in run.seeds if seed not in [seed_run.seed for seed_run in run.compared]]
-    if behind:
-        text += f", without seed{'s' if len(behind) > 1 else ''} {join_words(behind)}, not yet at this round"
-    remedy = f"; continue with: fedtilt resume {shlex.quote(str(run.folder))}" if run.spec else ""
-    return f"{text}{remedy}."
 
 
 def facts(run: Run) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.statistics import PairedDifference
 from fedtilt.report import compare, summary
+from fedtilt.report.notes import notes
 from fedtilt.report.run_reader import Run
 from fedtilt.report.verdict import thresholds, verdict
 from fedtilt.text_tables import csv_text, markdown_table, markdown_text
@@ -19,7 +20,7 @@ def as_markdown(runs: Sequence[Run], published: Sequence[compare.Published]) -> 
         blocks.append(f"**{markdown_text(summary.headline(run))}** {markdown_text(summary.worst_scores(run))}".rstrip())
         if text := summary.fairness_beyond_chance(run):
             blocks.append(markdown_text(f"Client fairness beyond chance, {text}."))
-        blocks.append(markdown_text(" ".join([*verdict(run), *thresholds(run), *summary.cautions(run)])))
+        blocks.append(markdown_text(" ".join([*verdict(run), *thresholds(run), *(note.text for note in notes(run))])))
         if text := summary.certificates(run):
             blocks.append(markdown_text(text))
         for view, table in compare.comparison_tables(run).items():

@@ -4,24 +4,19 @@ from collections.abc import Sequence
 from statistics import fmean
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedtilt.data.groups import CLASS
-from fedtilt.evaluation.comparison import Comparison, compare, compare_clients
+from fedtilt.evaluation.comparison import Comparison, compare
 from fedtilt.evaluation.decision_metrics import METRICS
 from fedtilt.evaluation.gains import OUTCOMES, Gains, client_gains
 from fedtilt.evaluation.intervals import bootstrap
 from fedtilt.evaluation.metrics_frame import with_targets
 from fedtilt.evaluation.predictions import CLIENT, Predictions
-from fedtilt.evaluation.scores import ACCURACY, client_scores
 from fedtilt.evaluation.statistics import PairedDifference
 from fedtilt.evaluation.weighted_predictions import Weighted
 from fedtilt.report.compare import baseline_table, comparison_table, lead_metric, rare_class
 from fedtilt.report.run_reader import Run
 from fedtilt.text_tables import article, join_words
 
-FEW_SAMPLES = 25  # of a client: with fewer, its accuracy is uncertain by 20 points or more
 _MAX_NAMES = 5  # of clients
 _POOLED = {
     "pooled logistic": "a logistic regression",
@@ -30,8 +25,6 @@ _POOLED = {
 }
 _CONSTANTS = {"majority": "the majority class", "mean": "the mean", "frequencies": "frequencies in the training data"}
 _RESAMPLES = 500
-_OTHER_SAMPLES = 5  # of other classes, all predicted wrongly, before a client's model counts as collapsed
-_NOTICED = 0.5  # points by which personal models are worse than the shared one
 
 
 def verdict(run: Run) -> list[str]:
@@ -174,91 +167,3 @@ def thresholds(run: Run) -> list[str]:
 def _names(names: Sequence[str]) -> str:
     more = [f"{len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
     return join_words([*names[:_MAX_NAMES], *more])
-
-
-# -- what to know before trusting the numbers, from counts alone ------------------------------------------------------
-
-
-def model_cautions(run: Run) -> list[str]:
-    """Personal models that are worse than the shared one, models that predict one class, clients with few samples."""
-    texts = [_about_personal(run, method) for method in run.methods]
-    constant = [method for method in run.methods if _predicts_one_class(run, method)]
-    if constant:
-        verb = "predicts" if len(constant) == 1 else "predict"
-        rare = "as models of a rare class do; use a threshold, or class_weights = 'balanced'"
-        remedy = "train longer, or with a higher learning rate" if rare_class(run) is None else rare
-        texts.append(f"{join_words(constant)} {verb} the same class for every test sample: {remedy}.")
-    texts += [_about_collapse(run, method) for method in run.methods if method not in constant]
-    return [text for text in (*texts, _about_few_samples(run)) if text]
-
-
-def _about_personal(run: Run, method: str) -> str:
-    """Whether the personal models of a method are worse than its shared model."""
-    gaps, means = [], []
-    for seed_run in run.compared:
-        counts = seed_run.counts[method]
-        if counts.personal is None:
-            return ""
-        shared, personal = (client_scores(sums, seed_run.total) for sums in (counts.shared, counts.personal))
-        samples = seed_run.total.sum(1)
-        variance = sum(score * (100 - score) for score in (shared, personal)) / samples[samples > 0]
-        if run.score is not ACCURACY:
-            variance = torch.full_like(shared, torch.inf)  # unknown from sums of errors, with few clients
-        sign = 1 if run.score.higher_is_better else -1
-        gaps.append(compare_clients(sign * personal, sign * shared, variance))
-        means.append((float(shared.mean()), float(personal.mean())))
-    shared_mean, personal_mean = (fmean(values) for values in zip(*means, strict=True))
-    noticed = _NOTICED if run.score.unit else 0.01 * shared_mean
-    if fmean(gap.mean for gap in gaps) > -noticed:
-        return ""
-    chance = "" if all(gap.sign() < 0 for gap in gaps) else ", which may be chance"
-    values = [run.score.text(v, 1) if run.score.unit else f"{v:.4g}" for v in (personal_mean, shared_mean)]
-    return (
-        f"The personal models of {method} are worse than its shared model: {run.score.title} {values[0]} against "
-        f"{values[1]}, mean over clients{chance}. Raise mu, or use the shared model."
-    )
-
-
-def _class_tables(run: Run, method: str) -> list[tuple[Tensor, Tensor]]:
-    """Correct predictions and samples by client and class, for every seed; empty: they are not by class."""
-    if run.score is not ACCURACY or run.group != CLASS:
-        return []
-    return [(seed_run.counts[method].evaluated, seed_run.total) for seed_run in run.compared]
-
-
-def _predicts_one_class(run: Run, method: str) -> bool:
-    """Whether a method predicts the same class for every test sample."""
-    tables = [(sums.sum(0, keepdim=True), total.sum(0, keepdim=True)) for sums, total in _class_tables(run, method)]
-    return bool(tables) and all(bool(_one_class(sums, total, 1)) for sums, total in tables)
-
-
-def _about_collapse(run: Run, method: str) -> str:
-    """Whether a method predicts one class alone within most clients, though not the same for all."""
-    tables = _class_tables(run, method)
-    judged = [(total.sum(1) - total.amax(1)) >= _OTHER_SAMPLES for _, total in tables]
-    found = [_one_class(sums, total, _OTHER_SAMPLES) for sums, total in tables]
-    one, several = sum(int(c.sum()) for c in found), sum(int(c.sum()) for c in judged)
-    if 2 * one <= several:
-        return ""
-    return f"{method} predicts one class only for {one} of {several} clients with several classes: it has collapsed."
-
-
-def _one_class(correct: Tensor, total: Tensor, others: int) -> Tensor:
-    """Clients with one class always right and the others, of at least this many samples, never: (clients,) bool."""
-    present = total > 0
-    always, never = (correct == total) & present, (correct == 0) & present
-    wrong = (total * never).sum(1)
-    return (always.sum(1) == 1) & ((always | never) == present).all(1) & (wrong >= others)
-
-
-def _about_few_samples(run: Run) -> str:
-    """Clients whose accuracy means little."""
-    if run.score is not ACCURACY:
-        return ""
-    samples = torch.cat([seed_run.total.sum(1) for seed_run in run.compared])
-    samples = samples[samples > 0]
-    few = int((samples < FEW_SAMPLES).sum())
-    if not few:
-        return ""
-    who = "All clients" if few == len(samples) else f"{few:,} of {len(samples):,} clients"
-    return f"{who} have fewer than {FEW_SAMPLES} test samples: the accuracy of one is uncertain by 20 points or more."

@@ -86,7 +86,7 @@ def corrected_spec(folder: Path, *, exclude: Path | None = None, relabel: Path |
     return spec_of(folder, *(f"data.{key}={path.resolve()}" for key, path in changes.items() if path is not None))
 
 
-class Gain(NamedTuple):
+class AccuracyGain(NamedTuple):
     """What a method gained, in points."""
 
     method: str
@@ -95,14 +95,16 @@ class Gain(NamedTuple):
     after: float
 
 
-def gains(before: dict[str, Any], after: dict[str, Any]) -> list[Gain]:
+def gains(before: dict[str, Any], after: dict[str, Any]) -> list[AccuracyGain]:
     """The accuracy of every method in two results.json, on validation data if there is any, and on test data."""
     found = []
     for method, old in before["methods"].items():
         new = after["methods"][method]
         if "validation" in old and "validation" in new:
             found.append(
-                Gain(method, "validation", old["validation"]["accuracy"]["mean"], new["validation"]["accuracy"]["mean"])
+                AccuracyGain(
+                    method, "validation", old["validation"]["accuracy"]["mean"], new["validation"]["accuracy"]["mean"]
+                )
             )
-        found.append(Gain(method, "test", old["accuracy"]["mean"], new["accuracy"]["mean"]))
+        found.append(AccuracyGain(method, "test", old["accuracy"]["mean"], new["accuracy"]["mean"]))
     return found

@@ -20,7 +20,7 @@ from fedtilt.storage.provenance import read_record, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 
 
-class Change(NamedTuple):
+class ClientChanges(NamedTuple):
     """What the others gain without a client, in one method and seed."""
 
     method: str
@@ -83,7 +83,7 @@ def model_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def changes(before: Path, after: Path) -> list[Change]:
+def changes(before: Path, after: Path) -> list[ClientChanges]:
     """Who gains and who loses: the scores of all clients of both runs, by method and seed."""
     found = []
     for seed in read_record(after)["seeds"]:
@@ -97,7 +97,7 @@ def changes(before: Path, after: Path) -> list[Change]:
                 present = [name for name, samples in zip(of_run, total.sum(1).tolist(), strict=True) if samples]
                 scores.append(dict(zip(present, client_scores(counts[method].evaluated, total).tolist(), strict=True)))
             both = {name: scores[1][name] - scores[0][name] for name in scores[1] if name in scores[0]}
-            found.append(Change(method, int(seed), both))
+            found.append(ClientChanges(method, int(seed), both))
     return found
 
 

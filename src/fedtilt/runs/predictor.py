@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedtilt.data.inputs import Inputs, named_tensors, sample_shape, take
 from fedtilt.data.tables.schema import Schema
 from fedtilt.errors import InputError, InputWarning
-from fedtilt.evaluation.prediction_sets import Scores, SetRule, class_bins, half_width
+from fedtilt.evaluation.prediction_sets import ConformityScores, SetRule, class_bins, half_width
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.files import interpreting, read_metadata, read_tensors, reading
 from fedtilt.imports import import_extra
@@ -85,7 +85,7 @@ class Predictor:
     schema: Schema | None  # of a table
     image: bool
     threshold: Threshold | None  # on the probability of a class; None: the most probable class is predicted
-    scores: Scores | None  # on validation data, for prediction sets; None: the file has none
+    scores: ConformityScores | None  # on validation data, for prediction sets; None: the file has none
     module: nn.Module | None  # None: an ONNX file
     metadata: Mapping[str, str]
     _outputs: Callable[[Inputs], Tensor]
@@ -255,7 +255,7 @@ def _predictor(
             schema=Schema.from_json(values["schema"]) if "schema" in values else None,
             image="mean" in metadata,
             threshold=Threshold.from_json(values["threshold"]) if "threshold" in values else None,
-            scores=Scores.from_json(values["scores"], deviation) if "scores" in values else None,
+            scores=ConformityScores.from_json(values["scores"], deviation) if "scores" in values else None,
             module=module,
             metadata=metadata,
             _outputs=outputs,

@@ -1,10 +1,8 @@
 """Train to the last round: simulate, record, checkpoint, resume."""
 
-import copy
 import os
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +11,23 @@ import torch
 from fedtilt.attacks.attack import AttackedFederation
 from fedtilt.cluster.connection import check_cluster
 from fedtilt.data import Federation
-from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
 from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.evaluation.groups import group_names
-from fedtilt.evaluation.method_results import MethodResult
-from fedtilt.evaluation.predictions import Predictions, choose_thresholds, predict
 from fedtilt.evaluation.results import Result
 from fedtilt.evaluation.round_metrics import metrics_by_method
 from fedtilt.evaluation.stop_check import StopCheck
-from fedtilt.evaluation.threshold import Threshold
 from fedtilt.locks import locked
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.parts import constants_of
-from fedtilt.runs.baselines import baselines_of
 from fedtilt.runs.callback import Callback, Callbacks, RunStart, started
 from fedtilt.runs.checkpointing import CHECKPOINT_SECONDS, MEMORY_LIMIT, Summaries, train_rounds
-from fedtilt.runs.export import export_of
-from fedtilt.runs.model_card import write_export
 from fedtilt.runs.notebook import with_notebook_progress
-from fedtilt.runs.trained_run import Evaluation, TrainedRun, read_trained_run
+from fedtilt.runs.run_result import run_result
 from fedtilt.simulation import Round
-from fedtilt.state import ServerState
 from fedtilt.storage.fingerprint import check_other_seeds, continued, fingerprint_of
-from fedtilt.storage.predictions import has_predictions, is_small, read_prediction, write_predictions
 from fedtilt.storage.provenance import environment, is_started, read_record, record_environment, seed_folder
 from fedtilt.storage.releases import Releases
 from fedtilt.storage.run_folder import InMemoryRun, Notice, Recorder, RunFolder, model_description
@@ -179,10 +168,10 @@ def train_to_end(
         return summaries
 
     def on_round(r: Round, summaries: Summaries | None) -> bool:
-        ending.append(bool(callback.on_round(r, summaries)))
-        return summaries is not None and (any(ending) or check.is_over)
+        requests.append(bool(callback.on_round(r, summaries)))
+        return summaries is not None and (any(requests) or check.is_over)
 
-    check, ending = StopCheck(prepared.settings.stop), list[bool]()
+    check, requests = StopCheck(prepared.settings.stop), list[bool]()  # of callbacks, to end the run
     for round, found in recorder.evaluations.validations:
         check.update(round, {name: metrics.evaluated for name, metrics in found.items()})
     rounds = prepared.settings.rounds
@@ -197,54 +186,12 @@ def train_to_end(
                 )  # fmt: skip
             state = state if last is None else last.state
         assert state is not None  # there is at least one round, trained now or before
-        state = _end(recorder, state, rounds, check, callback.on_notice)
-    _store_predictions(prepared, recorder, state)
-    if thresholds := choose_thresholds(prepared, prepared.methods, state):
-        recorder.record_thresholds(thresholds)
-    predictions = {m.name: _predictions_of(m, prepared, recorder, state) for m in prepared.methods}
-    trained = _trained_run(recorder, state, fingerprint, predictions)
-    return _result(prepared, recorder, state, trained, predictions, callback.on_notice)
-
-
-def _end(recorder: Recorder, state: FederationState, rounds: int, check: StopCheck, notice: Notice) -> FederationState:
-    """The state that a run ends with; after a kill before it is recorded, a resumed run ends with it too."""
-    best, is_early = check.kept_round, check.is_over and state.round < rounds
-    goes_back = best is not None and best < state.round and (is_early or state.round == rounds)
-    if not is_early and not goes_back:
-        return state
-    reason = check.describe(state.round, is_early=is_early)
-    if goes_back:
-        assert best is not None
-        state = recorder.go_back(best, notice)
-    recorder.record_end(state.round, reason, None if is_early else rounds)
-    notice(reason)
-    return state
-
-
-def _trained_run(
-    recorder: Recorder, state: FederationState, fingerprint: Mapping[str, Any], predictions: "_PredictionsByMethod"
-) -> Callable[[], TrainedRun]:
-    """A function that returns the run for exports."""
-    if isinstance(recorder, RunFolder):  # not from memory: the results of many seeds would keep their models
-        return partial(read_trained_run, recorder.folder.parent, fingerprint["train"]["seed"])
-    server = {name: found.map(torch.Tensor.cpu) for name, found in state.server.items()}
-    # no lambda: a result can be copied to another process
-    return partial(_run_in_memory, recorder, server, state.client_states, state.round, fingerprint, predictions)
-
-
-def _run_in_memory(
-    recorder: Recorder, server: Mapping[str, ServerState], states: ClientStates, round: int,
-    fingerprint: Mapping[str, Any], predictions: "_PredictionsByMethod",
-) -> TrainedRun:  # fmt: skip
-    def evaluation(method: str) -> Evaluation:
-        counts, total = recorder.evaluations.counts(round)
-        return Evaluation(recorder.evaluations.history[method][-1][1], counts[method], total)
-
-    return TrainedRun(
-        "the run", fingerprint, recorder.description(), recorder.constants(), server,
-        lambda method, client: states.get((method, client)), round, evaluation,
-        lambda method: predictions[method]().scores,
-    )  # fmt: skip
+        if (ending := check.ending(state.round, rounds)) is not None:
+            if ending.round < state.round:
+                state = recorder.go_back(ending.round, callback.on_notice)
+            recorder.record_end(*ending)
+            callback.on_notice(ending.reason)
+    return run_result(prepared, recorder, state, fingerprint, callback.on_notice)
 
 
 def _within_releases(
@@ -274,90 +221,6 @@ def _notice_screened(round: Round, known: set[tuple[str, int]], notice: Notice) 
             if (method, client) not in known:
                 known.add((method, client))
                 notice(f"round {round.number}, method {method!r}: client {round.client_names[client]} {reason}")
-
-
-def _result(
-    prepared: PreparedRun, recorder: Recorder, state: FederationState, trained: Callable[[], TrainedRun],
-    predictions: "_PredictionsByMethod", notice: Notice,
-) -> Result:  # fmt: skip
-    evaluations, compared = recorder.evaluations, partial(baselines_of, prepared, recorder, state.round, notice)
-    counts, total = evaluations.counts(state.round)
-    thresholds = recorder.description().get("thresholds", {})
-    net = copy.deepcopy(prepared.net).cpu()
-    groups = group_names(prepared.federation)
-    return Result(
-        {
-            m.name: MethodResult(
-                name=m.name,
-                method=m,
-                threshold=Threshold.from_json(thresholds[m.name]) if m.name in thresholds else None,
-                history=evaluations.history[m.name],
-                validation=evaluations.validation[m.name].evaluated if m.name in evaluations.validation else None,
-                client_names=prepared.federation.client_names,
-                group_names=groups,
-                group_counts=counts[m.name].by_grouping(total, groups),
-                _net=net,
-                _target=prepared.federation.target,
-                _parts=prepared.parts.keeping(m.local_names),
-                _server=state.server[m.name].map(torch.Tensor.cpu),
-                _client_states=state.client_states,
-                _predict=predictions[m.name],
-            )
-            for m in prepared.methods
-        },
-        prepared.federation,
-        _plot,
-        partial(_export, trained),
-        compared() if prepared.settings.baselines else compared,
-    )
-
-
-def _store_predictions(prepared: PreparedRun, recorder: Recorder, state: FederationState) -> None:
-    """Write the predictions of all methods into the run folder, unless they are there or too large."""
-    samples = sum(map(len, prepared.federation.test_index))
-    if not isinstance(recorder, RunFolder) or not is_small(len(prepared.methods), samples, prepared.federation.outputs):
-        return
-    if not has_predictions(recorder.folder, state.round):
-        write_predictions(recorder.folder, state.round, predict(prepared, prepared.methods, state))
-
-
-def _predictions_of(
-    method: Method, prepared: PreparedRun, recorder: Recorder, state: FederationState
-) -> Callable[[], Predictions]:
-    """A function that returns the predictions of a method."""
-    if isinstance(recorder, RunFolder):  # not from the federation: the results of many seeds would keep their data
-        return partial(read_prediction, recorder.folder, state.round, method.name)
-    server = {method.name: state.server[method.name].map(torch.Tensor.cpu)}
-    last = FederationState(state.round, server, state.client_states)
-    return _ComputedOnce(method, prepared, last)
-
-
-_PredictionsByMethod = Mapping[str, Callable[[], Predictions]]
-
-
-class _ComputedOnce:
-    """The predictions of a method, computed when they are first used."""
-
-    def __init__(self, method: Method, prepared: PreparedRun, state: FederationState) -> None:
-        self._inputs, self._found = (prepared, [method], state), dict[str, Predictions]()
-
-    def __call__(self) -> Predictions:
-        self._found = self._found or predict(*self._inputs)
-        (found,) = self._found.values()
-        return found
-
-
-def _plot(result: Result) -> Any:
-    from fedtilt.report.inline import plot
-
-    return plot(result)
-
-
-def _export(
-    trained: Callable[[], TrainedRun], path: Path, method: str | None, client: int | str | None, force: bool
-) -> None:
-    run = trained()
-    write_export(run, export_of(run, method, client), path, force=force)
 
 
 def _constants(prepared: PreparedRun) -> dict[str, torch.Tensor]:

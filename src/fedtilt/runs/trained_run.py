@@ -12,7 +12,7 @@ from fedtilt.data.naming import client_number
 from fedtilt.engine.client_states import FederationState
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts
-from fedtilt.evaluation.prediction_sets import Scores
+from fedtilt.evaluation.prediction_sets import ConformityScores
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import interpreting, read_json, read_tensors
 from fedtilt.state import ClientState, ServerState
@@ -43,7 +43,9 @@ class TrainedRun(NamedTuple):
     client_state: Callable[[str, int], ClientState]  # of a method and a client's number
     round: int
     evaluation: Callable[[str], Evaluation | None]  # of a method; None: the round was not evaluated
-    scores: Callable[[str], Scores | None] = lambda _: None  # of a method on validation data; None: there are none
+    scores: Callable[[str], ConformityScores | None] = lambda _: (
+        None
+    )  # of a method on validation data; None: there are none
     version: str = __version__  # of fedtilt, that trained it
     own_client: int | None = None  # of a site's folder: the site
 
@@ -92,11 +94,17 @@ def read_trained_run(folder: Path, seed: int | None = None, round: int | None = 
 
     with interpreting(run_folder.folder):
         return TrainedRun(
-            str(folder), fingerprint, run_folder.description(), run_folder.constants(), state.server, client_state,
-            state.round, lambda method: _evaluation(run_folder, state.round, method),
-            partial(_scores, run_folder.folder, state.round),
-            str(read_record(folder)["environment"].get("fedtilt", __version__)),
-        )  # fmt: skip
+            source=str(folder),
+            fingerprint=fingerprint,
+            description=run_folder.description(),
+            constants=run_folder.constants(),
+            server=state.server,
+            client_state=client_state,
+            round=state.round,
+            evaluation=partial(_evaluation, run_folder, state.round),
+            scores=partial(_scores, run_folder.folder, state.round),
+            version=str(read_record(folder)["environment"].get("fedtilt", __version__)),
+        )
 
 
 def _evaluation(run_folder: RunFolder, round: int, method: str) -> Evaluation | None:
@@ -107,7 +115,7 @@ def _evaluation(run_folder: RunFolder, round: int, method: str) -> Evaluation | 
     return Evaluation(lines[method].summary, counts[method], total)
 
 
-def _scores(folder: Path, round: int, method: str) -> Scores | None:
+def _scores(folder: Path, round: int, method: str) -> ConformityScores | None:
     """The stored scores of a method on validation data."""
     predictions = read_predictions(folder, round).get(method)
     return None if predictions is None else predictions.scores
@@ -140,9 +148,17 @@ def _read_site(folder: Path) -> TrainedRun:
             summary = RoundMetrics.from_json(read_json(folder / "evaluation.json"))
             evaluation = Evaluation(summary, counts[method], total)
         return TrainedRun(
-            str(folder), fingerprint, run_folder.description(), run_folder.constants(), {method: server},
-            lambda *_: kept, round, lambda _: evaluation, partial(_scores, folder, round), own_client=0,
-        )  # fmt: skip
+            source=str(folder),
+            fingerprint=fingerprint,
+            description=run_folder.description(),
+            constants=run_folder.constants(),
+            server={method: server},
+            client_state=lambda *_: kept,
+            round=round,
+            evaluation=lambda _: evaluation,
+            scores=partial(_scores, folder, round),
+            own_client=0,
+        )
 
 
 def open_seed(folder: Path, seed: int | None = None) -> tuple[int, RunFolder]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtilt.errors import InputError
 from fedtilt.evaluation.groups import Grouping
-from fedtilt.evaluation.prediction_sets import PredictionSets, Scores, bins_of
+from fedtilt.evaluation.prediction_sets import ConformityScores, PredictionSets, bins_of
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.files import interpreting, read_json, read_tensors, write_tensors
 
@@ -68,7 +68,7 @@ def read_predictions(folder: Path, round: int) -> dict[str, Predictions]:
         names = about["names"]
         groupings = {key: Grouping(key, tuple(values), tensors[f"group/{key}"]) for key, values in names.items()}
         scores = {
-            key.removeprefix("validation/"): Scores(
+            key.removeprefix("validation/"): ConformityScores(
                 bins.long().split(tensors["validation_sizes"].tolist()), tensors["label_counts"], about["deviation"]
             )
             for key, bins in tensors.items()
@@ -103,7 +103,7 @@ def declared_sets(
             "no site declares scores of validation data; set clients.validation = 0.2 in the spec of the project, and "
             "declare-scores=true in the --node-config of the sites"
         )
-    return PredictionSets(Scores(validation, labels), test, names, coverage, bad_share)
+    return PredictionSets(ConformityScores(validation, labels), test, names, coverage, bad_share)
 
 
 def read_prediction(folder: Path, round: int, method: str) -> Predictions:

@@ -18,7 +18,8 @@ from fedtilt.tuning.decision import ranked
 from fedtilt.tuning.objectives import SeedScores, values_of
 from fedtilt.tuning.plan import Plan, Rung, cost, rungs
 from fedtilt.tuning.sampler import Sampler, distributions
-from fedtilt.tuning.training import OutOfTime, Stage, Storage, Trainer
+from fedtilt.tuning.training import OutOfTime, Stage, Trainer
+from fedtilt.tuning.trial import Storage
 from fedtilt.tuning.tuned_method import Candidate, TunedMethod
 
 _TOGETHER = 16  # settings that are sampled at a time, and that train together with the current one

@@ -24,7 +24,7 @@ from fedtilt.tuning.objectives import constraints_of, find_objective, main_objec
 from fedtilt.tuning.plan import Plan
 from fedtilt.tuning.result import Tuning, result_of
 from fedtilt.tuning.search import Search
-from fedtilt.tuning.training import Storage
+from fedtilt.tuning.trial import Storage
 from fedtilt.tuning.tuned_method import VALIDATION_SHARE, SpecMethod, TunedMethod, find_method
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedtilt.data import Column, Schema, table
+from fedtilt.data.tables.cells import SchemaMismatch
 from fedtilt.data.tables.merge import extra_columns, merge, misfits, outliers
 from fedtilt.data.tables.settings import TableSettings
 from fedtilt.data.tables.summary import SiteSummary
@@ -112,6 +113,31 @@ def test_an_agreed_schema_fits_the_columns():
     ):
         with pytest.raises(InputError, match=message):
             site.with_schema(agreed.with_columns(columns))
+
+
+@pytest.mark.parametrize(
+    ("change", "difference", "withheld"),
+    [
+        (lambda f: f.assign(age="secret"), "has cells in column 'age' that cannot be used", None),
+        (lambda f: f.assign(age=f["admitted"]), "has a date in column 'age', which is a number in the schema", None),
+        (lambda f: f.drop(columns="age"), "has no column 'age', which the schema has", None),
+        (lambda f: f.drop(columns="diagnosis"), "has no column 'diagnosis', which is the target", None),
+        (lambda f: f.assign(secret=1), "has the column 'secret', which the schema lacks", "has a column, which the"),
+        (
+            lambda f: f.assign(diagnosis="secret"),
+            "has the class 'secret', which the schema lacks",
+            "has a class, which",
+        ),
+    ],
+)
+def test_a_difference_has_names_and_kinds_alone(change, difference, withheld):
+    north, settings = hospitals()[0], TableSettings(target="diagnosis", drop=["patient"])
+    agreed = table(north, target="diagnosis", drop=["patient"]).schema
+    with pytest.raises(SchemaMismatch) as error:
+        open_table(change(north), settings, site=0).with_schema(agreed).to_dataset()
+    assert error.value.difference == difference
+    assert error.value.withheld.startswith(withheld or difference)
+    assert "secret" not in error.value.withheld
 
 
 def site(number, **kinds):

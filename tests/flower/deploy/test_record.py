@@ -57,7 +57,8 @@ def test_a_new_project_is_described_as_it_is(project: Path) -> None:
 def test_it_follows_the_spec(project: Path) -> None:
     change(project, 'preset = "fedtilt"\ntau = 1.0\nlam = 0.0\nmu = 0.01', 'preset = "scaffold"')
     change(project, 'target = "diagnosis"', 'target = "diag|nosis"\ndrop = ["id"]\ngroup = "sex"')
-    change(project, "lr = 0.1", "lr = 0.1\nscreen = 0\naudit = true")
+    change(project, "lr = 0.1", 'lr = 0.1\nscreen = 0\naudit = true\nstop = "patience"')
+    change(project, "[clients]", "[clients]\nvalidation = 0.2")
     change(project, "participation = 1.0", "participation = 0.34")
     path = project / "pyproject.toml"
     path.write_text(path.read_text().replace("kept-rounds = 3", "kept-rounds = 7"))
@@ -68,7 +69,10 @@ def test_it_follows_the_spec(project: Path) -> None:
     assert found["site → server, first"] == "nothing: share-summary=false"
     assert found["site → server, in every round in which it trains"].endswith("; `control` of `scaffold`")
     declared = [DECLARES["classes"][2], *(DECLARES[name][1] for name in ("groups", "metrics", "scores", "suspects"))]
-    assert found["site → server, in evaluated rounds"].split("; ") == declared
+    assert found["site → server, in evaluated rounds"].split("; ") == [
+        *declared,
+        "correct predictions, or errors, and validation samples in total",
+    ]
     assert "the personal model" not in found["never leaves the site"]
     assert "whose labels look wrong" in found["never leaves the site"]
     assert "the last 7 good ones" in found["shared models, on the server, in runs/mine-scaffold"]

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedtilt.data.naming import sort_names
 from fedtilt.data.sampling import DEFAULT_TEST_SHARE, QUARTERS, check_test_share, draw_test_data, quarters
+from fedtilt.data.tables.cells import SchemaMismatch
 from fedtilt.data.tables.reader import TableReader
 from fedtilt.data.tables.schema import Schema
 from fedtilt.data.tables.text_values import to_number, yes_no_values
@@ -98,9 +99,11 @@ def _read_labels(
     for number, name in enumerate(names):
         if name not in by_name:
             row = reader.rows[int(np.flatnonzero(labels == number)[0])]
-            raise InputError(
+            raise SchemaMismatch(
                 f"table {reader.name} has {name!r} in {row}, column {target!r}; the schema's classes are "
-                f"{', '.join(classes)}"
+                f"{', '.join(classes)}",
+                f"has the class {name!r}, which the schema lacks",
+                "has a class, which the schema lacks",
             )
     if known is None and len(classes) < 2 and not is_site:
         raise InputError(f"target = {target!r} has one class, {names[0]!r}, in {reader.name}; it needs two or more")

@@ -13,7 +13,7 @@ from fedtilt.config.setting_fields import takes_settings
 from fedtilt.data.dataset import Dataset, split_dataset
 from fedtilt.data.inputs import Inputs
 from fedtilt.data.sampling import positions_by_number
-from fedtilt.data.tables.cells import BadCells, ColumnValues
+from fedtilt.data.tables.cells import BadCells, ColumnValues, SchemaMismatch
 from fedtilt.data.tables.describe import column_warnings, describe_file, dropped_columns, totals_warnings
 from fedtilt.data.tables.encoding import encode
 from fedtilt.data.tables.merge import merge
@@ -202,12 +202,11 @@ class Table:
         features = [column.name for column in schema.columns if column.is_feature]
         lacking = next((name for name in features if name not in self.names), None)
         if lacking is not None:
-            raise InputError(f"table {self.reader.name} has no column {lacking!r}, which the schema has; add it")
+            difference = f"has no column {lacking!r}, which the schema has"
+            raise SchemaMismatch(f"table {self.reader.name} {difference}; add it", difference)
         unknown = next((name for name in self.names if schema.column(name) is None), None)
         if unknown is not None:
-            raise InputError(
-                f"table {self.reader.name} has the column {unknown!r}, which the schema lacks; drop = [{unknown!r}]"
-            )
+            raise _extra_column(self.reader, unknown, f"drop = [{unknown!r}]")
         return replace(self, schema=schema, names=tuple(column.name for column in schema.columns))
 
     def _summaries(self, rows: LabelledRows) -> list[SiteSummary]:
@@ -271,10 +270,8 @@ def open_table(
     if known.columns:
         extra = [name for name in names if name not in listed]
         if extra:
-            raise InputError(
-                f"table {reader.name} has the column {extra[0]!r}, which the schema lacks; add it there with a kind "
-                f"(ignore leaves it out), or drop = [{extra[0]!r}]"
-            )
+            remedy = f"add it there with a kind (ignore leaves it out), or drop = [{extra[0]!r}]"
+            raise _extra_column(reader, extra[0], remedy)
         both = [name for name in listed if name in known.group]
         if both and not settings.group_is_input:
             raise InputError(f"group_is_input = False, and the schema has {both[0]!r} as an input; correct one of them")
@@ -283,6 +280,13 @@ def open_table(
         raise InputError(f"table {reader.name} has no feature column, only {', '.join(reader.header)}; add one")
     known = known.with_columns([column for column in known.columns if column.name not in dropped])
     return Table(reader, known, tuple(names), site, settings.drop_unlabelled)
+
+
+def _extra_column(reader: TableReader, name: str, remedy: str) -> SchemaMismatch:
+    difference = f"has the column {name!r}, which the schema lacks"
+    return SchemaMismatch(
+        f"table {reader.name} {difference}; {remedy}", difference, "has a column, which the schema lacks"
+    )
 
 
 def _weights(reader: TableReader, name: str) -> np.ndarray:
@@ -322,7 +326,10 @@ def _check_names(reader: TableReader, schema: Schema, drop: Iterable[str]) -> No
     wanted = [*schema.roles, *(("schema", column.name) for column in schema.columns), *(("drop", n) for n in drop)]
     for role, name in wanted:
         if name not in reader.header:
-            raise InputError(f"{role} = {name!r} is not a column of {reader.name}; its columns are {known}")
+            raise SchemaMismatch(
+                f"{role} = {name!r} is not a column of {reader.name}; its columns are {known}",
+                f"has no column {name!r}, which {'the schema has' if role == 'schema' else f'is the {role}'}",
+            )
         if role == "drop" and used.get(name) not in (None, "split_time"):
             raise InputError(f"drop contains {name!r}, which is the {used[name]}; leave it out")
         if role in ROLES and role != "split_time":

@@ -8,10 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from fedtilt.data.naming import sort_names
-from fedtilt.data.tables.cells import BadCells, ColumnValues, TextColumn, all_missing, distinct_texts
+from fedtilt.data.tables.cells import BadCells, ColumnValues, SchemaMismatch, all_missing, distinct_texts
 from fedtilt.data.tables.client_table import has_fraction, is_number, is_text
 from fedtilt.data.tables.reader import TableReader, join_arrays
 from fedtilt.data.tables.schema import Column
+from fedtilt.data.tables.text_column import TextColumn
 from fedtilt.data.tables.text_values import DAY, UNKNOWN_WORDS, common_decimal, to_days, to_number, yes_no_values
 from fedtilt.errors import InputError
 
@@ -41,7 +42,8 @@ def read_column(reader: TableReader, name: str, known: Column | None = None, *, 
     if kind == "date" and found == "number" and known is not None and known.format is not None:
         return TextColumn(reader, name, [array.cast(pa.string()) for array in arrays], typed).read(known)
     if kind is not None and kind != found and {kind, found} != {"number", "yes/no"}:
-        raise InputError(f"column {name!r} of {reader.name} is a {found}, not a {kind}; correct its kind in the schema")
+        text = f"column {name!r} of {reader.name} is a {found}, not a {kind}; correct its kind in the schema"
+        raise SchemaMismatch(text, f"has a {found} in column {name!r}, which is a {kind} in the schema")
     if finite:
         check_finite(reader, name, values)
     if kind == "yes/no":
@@ -56,7 +58,7 @@ def read_column(reader: TableReader, name: str, known: Column | None = None, *, 
 
 def _read_text(
     reader: TableReader, name: str, arrays: Sequence[pa.ChunkedArray], typed: Sequence[bool], known: Column | None
-) -> ColumnValues:  # fmt: skip
+) -> ColumnValues:
     """A column of text; beside values that are no names, words such as unknown are missing cells."""
     column = TextColumn(reader, name, arrays, typed)
     words = sorted(text for text in column.present if text.casefold() in UNKNOWN_WORDS)

@@ -115,6 +115,7 @@ def _sent(task: ResolvedTask, node_config: Mapping[str, Any]) -> Iterator[Row]:
         for name, (default, with_it, without) in DECLARES.items()
         if has.get(name, True)
     ]
+    counts += [] if settings.stop is None else ["correct predictions, or errors, and validation samples in total"]
     yield "site → server, in evaluated rounds", "; ".join(filter(None, counts))
     yield "server → sites", "the shared model of every round" + ("; the schema of the tables" if data.file else "")
     stays = ["samples and labels", *(["the personal model"] if method.has_personal else [])]

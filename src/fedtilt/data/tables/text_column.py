@@ -1,0 +1,284 @@
+"""A column of text as what it looks like: yes and no, numbers, dates or names, file by file."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fedtilt.data.naming import sort_names
+from fedtilt.data.tables.cells import (
+    MAX_CATEGORIES,
+    BadCells,
+    ColumnValues,
+    all_missing,
+    distinct_texts,
+    similar_spellings,
+    spelling,
+    text_kind,
+)
+from fedtilt.data.tables.client_table import ClientTable
+from fedtilt.data.tables.reader import TableReader
+from fedtilt.data.tables.schema import Column
+from fedtilt.data.tables.text_values import (
+    DECIMALS,
+    MISSING_WORDS,
+    DateTexts,
+    NumberText,
+    common_decimal,
+    is_code_text,
+    join_formats,
+    parse_number,
+    read_dates,
+    yes_no_values,
+)
+
+_TRUE_FALSE = {"true": NumberText(1.0, 1.0), "false": NumberText(0.0, 0.0)}
+_MOSTLY = 0.8  # a text column with this share of numbers, or dates, is one with wrong cells
+
+
+class _FileCells:
+    """The text cells of one file: the different texts, and which of them each row has."""
+
+    def __init__(self, table: ClientTable, column: pa.ChunkedArray, is_typed: bool, words: Collection[str]) -> None:
+        self.table, self.is_typed = table, is_typed
+        self.codes, self.texts = distinct_texts(column)
+        counts = np.bincount(self.codes + 1, minlength=len(self.texts) + 1)[1:]
+        empty = np.array([text.casefold() in words for text in self.texts], bool)
+        self.missing = empty | (counts == 0)
+        self.counts = np.where(self.missing, 0, counts)
+        self.present = [text for text, gap in zip(self.texts, self.missing, strict=True) if not gap]
+
+    def by_row(self, of_present: Iterable[float], default: float = math.nan) -> np.ndarray:
+        """A value for each row, from those of the texts that are present."""
+        values = np.full(len(self.texts) + 1, default)
+        values[:-1][~self.missing] = np.fromiter(of_present, np.float64, len(self.present))
+        return values[self.codes]
+
+
+class TextColumn:
+    """A column of text, file by file: each file may have its own way of writing numbers and dates."""
+
+    def __init__(
+        self, reader: TableReader, name: str, arrays: Sequence[pa.ChunkedArray], typed: Sequence[bool],
+        unknown: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        self.reader, self.name = reader, name
+        words = {*MISSING_WORDS, *(word.casefold() for word in reader.missing_in(name)), *unknown}
+        parts = zip(reader.tables, arrays, typed, strict=True)
+        self.files = [_FileCells(table, array, is_typed, words) for table, array, is_typed in parts]
+        self.rows = int(sum(file.counts.sum() for file in self.files))  # with a value
+        self.present = sorted({text for file in self.files for text in file.present})
+
+    def read(self, known: Column | None) -> ColumnValues:
+        """The column as the kind that is known, or as what it looks like."""
+        kind = None if known is None else known.kind
+        if not self.rows:
+            return all_missing(kind, len(self.reader))
+        return self.read_values(known) or self._as_names(known)
+
+    def read_values(self, known: Column | None) -> ColumnValues | None:
+        """The column as yes/no, numbers or dates; None if it has names."""
+        kind = None if known is None else known.kind
+        if kind == "number" and (found := self._as_yes_no(required=False)):  # yes/no here, numbers at another site
+            return ColumnValues(kind, values=found.values)
+        if kind in (None, "yes/no") and (found := self._as_yes_no(required=kind is not None)):
+            return found
+        if kind in (None, "number") and (found := self._as_numbers(known)):
+            return found
+        return self._as_dates(known) if kind in (None, "date") else None
+
+    def _as_names(self, known: Column | None) -> ColumnValues:
+        """The column as names; those of a schema are found in other spellings too."""
+        spelled, notes = self._spelled(None if known is None else known.categories)
+        names = sort_names(set(spelled.values()))
+        number = {name: k for k, name in enumerate(names)}
+        codes = [file.by_row((number[spelled[text]] for text in file.present), -1) for file in self.files]
+        kind = text_kind(names, self.rows) if known is None else known.kind
+        if any(map(is_code_text, names)) and all(map(str.isdecimal, names)):
+            notes = (*notes, "digits as names, not numbers")
+        return ColumnValues(kind, codes=np.concatenate(codes).astype(np.int64), names=names, notes=notes)
+
+    def _spelled(self, categories: Collection[str] | None) -> tuple[dict[str, str], tuple[str, ...]]:
+        """The name of each text, and which of them are joined, for people."""
+        ignore_case = self.reader.files.ignore_case
+        spelled = {text: spelling(text, bool(ignore_case)) for text in self.present}
+        if ignore_case is not None or not categories:
+            return spelled, ()
+        several = similar_spellings(categories)
+        by_spelling = {spelling(name, True): name for name in categories}
+        joined: dict[str, list[str]] = {}
+        for text, name in spelled.items():
+            other = by_spelling.get(spelling(name, True), name)
+            if name not in categories and other != name and spelling(name, True) not in several:
+                spelled[text] = other
+                joined.setdefault(other, []).append(name)
+        return spelled, tuple(f"{name} is {', '.join(dict.fromkeys(joined[name]))} too" for name in sorted(joined))
+
+    def _as_yes_no(self, *, required: bool) -> ColumnValues | None:
+        values = yes_no_values(self.present)
+        if values is None and not required:
+            return None
+        if values is None:
+            numbers = {text: parse_number(text).point for text in self.present}
+            values = {text: number for text, number in numbers.items() if number in (0, 1)}
+        if len(values) < len(self.present):
+            words = "yes and no, ja and nein, true and false, y and n, or t and f"
+            raise self._bad(lambda text: text not in values, f"yes/no columns have two words: {words}")
+        notes = (f"from {', '.join(self.present)}",) if len(self.present) > 2 else ()
+        return ColumnValues("yes/no", values=self._join(values.__getitem__), notes=notes)
+
+    def _as_numbers(self, known: Column | None) -> ColumnValues | None:
+        if known is None and any(map(is_code_text, self.present)):
+            return None  # 00123 and 123 are two names
+        parsed = _parse_numbers(self.present)
+        failed = {text for text, each in parsed.items() if not each.is_number}
+        if not self._is_mostly(failed) and known is None:
+            return None
+        units = {each.unit.casefold(): each.unit for each in parsed.values() if each.unit}
+        found = (
+            Counter(parsed[text].unit.casefold() for file in self.files for text in file.present)
+            if units
+            else Counter()
+        )
+        if known is not None and known.unit is not None:
+            units[known.unit.casefold()] = known.unit
+            found[known.unit.casefold()] = 1 + found.total()  # it goes first
+        if len(units) > 1:
+            if known is None and (len(self.present) <= MAX_CATEGORIES or min(map(len, units)) < 2):
+                return None  # such as 1a, 2b
+            usual = max(units, key=lambda unit: found[unit])
+            raise self._bad(
+                lambda text: parsed[text].unit.casefold() not in ("", usual),
+                f"the column has numbers in {units[usual]} too", "convert them to one unit, or drop the column",
+            )  # fmt: skip
+        if failed:
+            raise self._bad(failed.__contains__, "the column has numbers")
+        decimals = [self._decimal(file, parsed, known) for file in self.files]
+        values = [
+            file.by_row(_choose(parsed[text], decimal) for text in file.present)
+            for file, decimal in zip(self.files, decimals, strict=True)
+        ]
+        unit = next(iter(units.values()), None)
+        return ColumnValues(
+            "number", values=np.concatenate(values), unit=unit, decimal=common_decimal(decimals),
+            notes=tuple(self._number_notes(decimals, unit)), doubts=_percent_doubts(parsed.values()),
+        )  # fmt: skip
+
+    def _decimal(self, file: _FileCells, parsed: Mapping[str, NumberText], known: Column | None) -> str | None:
+        """The decimal separator of one file's cells: what they prove, what the user says, what other columns prove."""
+        found = [parsed[text] for text in file.present]
+        proven = {each.decimal for each in found} - {""}
+        if len(proven) == 1:
+            return proven.pop()
+        unclear = [text for text, each in zip(file.present, found, strict=True) if each.is_ambiguous]
+        if not unclear:
+            return "both" if proven else None
+        stored = known.decimal if known is not None and known.decimal in DECIMALS else None
+        decimal = "." if file.is_typed else self.reader.files.decimal or file.table.decimal or stored
+        if decimal is None:
+            point, comma, _ = parsed[unclear[0]]
+            mark = "." if "." in unclear[0] else ","
+            raise self._bad(
+                set(unclear).__contains__, f"it can be {point:g} or {comma:g}",
+                f"set decimal = {mark!r} or thousands = {mark!r} (data.decimal and data.thousands in a spec)", file,
+            )  # fmt: skip
+        return decimal
+
+    def _number_notes(self, decimals: Sequence[str | None], unit: str | None) -> Iterable[str]:
+        """What is unusual in the files' ways of writing numbers."""
+        words: dict[str, list[str]] = {}
+        for file, decimal in zip(self.files, decimals, strict=True):
+            other = "," if decimal == "." else "."
+            if decimal == "," and any("," in text for text in file.present):
+                words.setdefault("decimal comma", []).append(file.table.short_name)
+            if decimal in DECIMALS and not file.is_typed and any(other in text for text in file.present):
+                words.setdefault(f"thousands separated by {other!r}", []).append(file.table.short_name)
+        for word, names in words.items():
+            yield word if len(names) == len(self.files) else f"{word} in {', '.join(names)}"
+        if unit is not None:
+            yield f"unit {unit}"
+
+    def _as_dates(self, known: Column | None) -> ColumnValues | None:
+        found = [read_dates(file.present, None if known is None else known.format) for file in self.files]
+        failed = {
+            text
+            for file, dates in zip(self.files, found, strict=True)
+            for text, day in zip(file.present, dates.days, strict=True)
+            if math.isnan(day)
+        }
+        if known is None and not self._is_mostly(failed):
+            return None
+        formats = [each for dates in found for each in dates.formats]
+        if failed:
+            example = datetime(2026, 1, 31).strftime((formats or ["%Y-%m-%d"])[0])
+            raise self._bad(failed.__contains__, f"the column has dates such as {example}")
+        return ColumnValues(
+            "date", values=np.concatenate([f.by_row(dates.days) for f, dates in zip(self.files, found, strict=True)]),
+            format=join_formats(formats), notes=_date_notes(found), is_ambiguous=any(d.is_ambiguous for d in found),
+        )  # fmt: skip
+
+    def _is_mostly(self, failed: Iterable[str]) -> bool:
+        """Whether nearly all rows are left without the texts that failed."""
+        failed = set(failed)
+        bad = sum(
+            int(file.counts[~file.missing][[text in failed for text in file.present]].sum()) for file in self.files
+        )
+        return bad <= (1 - _MOSTLY) * self.rows
+
+    def _join(self, function: Callable[[str], float]) -> np.ndarray:
+        """The values of all rows, from a function of their texts."""
+        return np.concatenate([file.by_row(map(function, file.present)) for file in self.files])
+
+    def _bad(
+        self, is_bad: Callable[[str], bool], rule: str, remedy: str | None = None, of: _FileCells | None = None
+    ) -> BadCells:
+        """The error about the rows whose texts are bad."""
+        files = [f.by_row(is_bad(text) and of in (None, f) for text in f.present) for f in self.files]
+        texts = [text for file in self.files for text in np.array([*file.texts, ""], object)[file.codes]]
+        rows = np.flatnonzero(np.concatenate(files) == 1)
+        return BadCells(self.reader, self.name, {int(row): texts[row] for row in rows}, rule, remedy)
+
+
+def _parse_numbers(texts: Sequence[str]) -> dict[str, NumberText]:
+    """`parse_number` of each text, and 1 and 0 for true and false; plain numbers are read together, which is faster."""
+    array = pa.array(texts, pa.string())
+    is_plain = pc.match_substring_regex(array, r"^[+-]?[0-9]+([.,][0-9]+)?$")
+    plain = array.filter(is_plain)
+    thousands = pc.match_substring_regex(plain, r"^[+-]?[1-9][0-9]{0,2}[.,][0-9]{3}$")
+    values = pc.replace_substring(plain, ",", ".").cast(pa.float64())
+    others = pc.if_else(thousands, pc.round(pc.multiply(values, 1000.0)), math.nan)  # NaN: it has no other reading
+    others = pc.if_else(pc.match_substring_regex(plain, "[.,]"), others, values).to_pylist()
+    found = {
+        text: NumberText(other, value) if "," in text else NumberText(value, other)
+        for text, value, other in zip(plain.to_pylist(), values.to_pylist(), others, strict=True)
+    }
+    for text in array.filter(pc.invert(is_plain)).to_pylist():
+        found[text] = _TRUE_FALSE.get(text.casefold()) or parse_number(text)
+    return found
+
+
+def _percent_doubts(numbers: Iterable[NumberText]) -> tuple[str, ...]:
+    """A sentence if cells with % stand beside shares of 1 without it: 12 % and 0.12."""
+    found = [(each.unit == "%", _choose(each, None)) for each in numbers]
+    bare = [value for is_percent, value in found if not is_percent]
+    if not bare or max(map(abs, bare)) > 1 or not any(is_percent and abs(value) > 1 for is_percent, value in found):
+        return ()
+    return (
+        f"has cells with % beside shares without it, such as {bare[-1]:g}, and reads both as percent: write them alike",
+    )
+
+
+def _choose(number: NumberText, decimal: str | None) -> float:
+    """The reading of a text: the only one, else that of its file."""
+    if math.isnan(number.point):
+        return number.comma
+    return number.comma if decimal == "," and not math.isnan(number.comma) else number.point
+
+
+def _date_notes(found: Sequence[DateTexts]) -> tuple[str, ...]:
+    formats = sorted({each for dates in found for each in dates.formats})
+    return (f"written as {', '.join(formats)}",) if formats else ()
