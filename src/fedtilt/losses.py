@@ -52,14 +52,14 @@ class ClassLoss(Loss):
             )
         return self.class_weights
 
-    def for_counts(self, counts: Sequence[int]) -> Self:
+    def for_counts(self, counts: Sequence[float]) -> Self:
         """The same with numbers in place of "balanced": n / (classes · n_k), as in scikit-learn.
 
         >>> CrossEntropy(class_weights="balanced").for_counts([90, 10]).class_weights
         (0.5555555555555556, 5.0)
 
         Args:
-            counts: the training samples of every class at all clients
+            counts: how much the training samples of every class count at all clients
         """
         if self.class_weights != BALANCED:
             return self

@@ -21,6 +21,8 @@ from fedtilt.files import read_json
 from fedtilt.flower.deploy.local_cluster import LocalCluster
 from fedtilt.flower.deploy.project import write_project
 from fedtilt.flower.messages import encode_failure
+from fedtilt.report.notes import model_notes
+from fedtilt.report.run_reader import read_run
 from tests.helpers.fake_cluster import SITE_SPEC, FakeCluster
 from tests.helpers.flower_identity import flower_identity  # noqa: F401 (a fixture)
 from tests.helpers.locked_elsewhere import locked_elsewhere
@@ -106,6 +108,8 @@ def test_the_end_prints_the_metrics_and_the_worst_site_and_class(cluster: FakeCl
     assert [line.split()[-1] for line in out if line.startswith("site report")] == [
         f"{cluster.home}/site-{n}/state/hospital/ditto/seed-0/site-{n:05d}/report.txt" for n in (0, 1)
     ]
+    expected = model_notes(read_run(Path(cluster.run_config["out"])))
+    assert [line.removeprefix("note").strip() for line in out if line.startswith("note ")] == [n.text for n in expected]
 
 
 def test_if_a_site_withholds_its_classes_no_class_is_printed(cluster: FakeCluster, run: Run) -> None:

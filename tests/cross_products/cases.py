@@ -24,13 +24,17 @@ DATA = ft.data.load("digits")
 
 
 @functools.cache
-def federation(*, weight: float | None = None, outliers: bool = False) -> ft.Federation:
+def federation(
+    *, weight: float | None = None, outliers: bool = False, leave_out: tuple[str, ...] = ()
+) -> ft.Federation:
     """Clients of unequal size whose updates agree, so that screening refuses none of them."""
     data = DATA
     if weight is not None:
         data = with_weights(data, torch.full((len(data.y_train),), weight))
     clean = {"outliers": "flips", "outlier_rate": 0.0} if outliers else {}
-    return ft.Federation.build(data, clients=8, partition="dirichlet", alpha=50.0, max_train=24, seed=1, **clean)
+    return ft.Federation.build(
+        data, clients=8, partition="dirichlet", alpha=50.0, max_train=24, seed=1, leave_out=leave_out, **clean
+    )
 
 
 def with_weights(data: ft.data.Dataset, weights: Tensor) -> ft.data.Dataset:
@@ -120,7 +124,7 @@ NEUTRAL: dict[str, Option] = {
         others=([ft.methods.scaffold(name="a")], [ft.Method(name="z", weighting="afl", personal={"mu": 1.0})])
     ),
     "weights of one": Option(federation={"weight": 1.0}, is_exact=False),
-    "equal weights": Option(federation={"weight": 4.0}, is_exact=False),
+    "equal weights": Option(federation={"weight": 2.0**-10}, is_exact=False),  # their sum is less than 1
     "outliers at rate 0": Option(federation={"outliers": True}),
     "buckets of one": Option(change=in_buckets_of_one),
     "client momentum 0": Option(change=lambda m: dataclasses.replace(m, client_momentum=m.client_momentum + 0.0)),

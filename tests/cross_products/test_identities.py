@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from fedtilt.errors import InputError
 from fedtilt.methods import COMPONENTS, PRESETS, Before
 from fedtilt.methods.aggregators import QFfl, Rooted, Tilted
 from fedtilt.methods.before import NNM, Bucketing
-from fedtilt.methods.weightings import BySamples
 from fedtilt.storage.run_folder import RunFolder
 from tests.cross_products.cases import (
     METHODS,
@@ -92,7 +92,7 @@ def check(case: Case, folder: Path) -> bool:
     for owner, tensors in plain(case.method).items():
         for key, expected in tensors.items():
             actual = found[owner][key]
-            if key == "training.samples":  # FedMinMax counts them by their weights: they differ by one factor
+            if key in ("training.samples", "training.counts"):  # by their weights: they differ by one factor
                 actual, expected = actual / actual.sum(), expected / expected.sum()
             if is_exact:
                 assert torch.equal(actual, expected), f"{case}: {key} of {owner}"
@@ -151,27 +151,62 @@ def test_the_table_has_every_preset_and_every_component() -> None:
     }
 
 
-def test_a_row_of_weight_two_is_two_rows(tmp_path: Path) -> None:
-    """In the loss and in the number of samples, for every method: half of the clients have every row twice."""
-    twice = federation()
-    data = twice.dataset
-    doubled = [torch.cat([rows, rows]) if n % 2 else rows for n, rows in enumerate(twice.train_index)]
-    weights = torch.ones(len(data.y_train))
-    for n, rows in enumerate(twice.train_index):
-        weights[rows] = 2.0 if n % 2 else 1.0
-    weighted = dataclasses.replace(twice, dataset=with_weights(data, weights))
-    twice = dataclasses.replace(twice, train_index=doubled)
-    settings = RECIPE | BASE | {"batch_size": 1000}  # all rows in one batch: the order of rows is no matter
-    names = [name for name in METHODS if not isinstance(METHODS[name].aggregator, Rooted)]
-    methods = [dataclasses.replace(METHODS[n], name=f"m{i}") for i, n in enumerate(names)]
+def every_method(*, random_draws: bool = True) -> list[ft.Method]:
+    """The table, each under its name there; without random draws, results do not depend on the order of samples."""
+    methods = METHODS if random_draws else METHODS | {"fedala": ft.methods.fedala(share=1.0)}
+    rooted = [name for name, m in methods.items() if isinstance(m.aggregator, Rooted)]
+    names = [name for name in methods if random_draws or name not in rooted]
+    return [dataclasses.replace(methods[name], name=name) for name in names]
+
+
+def assert_close_states(a: ft.Round, b: ft.Round, methods: list[ft.Method], clients: Mapping[int, int]) -> None:
+    """The states of the server, and of these clients of the first run and the second."""
+    for m in methods:
+        pairs = [(a.state.server[m.name], b.state.server[m.name])]
+        pairs += [
+            (a.state.client_states.get((m.name, i)), b.state.client_states.get((m.name, j))) for i, j in clients.items()
+        ]
+        for one, other in pairs:
+            torch.testing.assert_close(
+                one.to_tensors(), other.to_tensors(), rtol=2e-3, atol=5e-5,
+                msg=lambda text: f"{m.name}: {text}",  # noqa: B023
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("class_weights", [(), "balanced"], ids=["plain", "balanced"])
+def test_a_row_of_weight_two_is_two_rows(class_weights: object) -> None:
+    """In the loss, in numbers of samples and in class weights, for every method; some rows of clients are twice."""
+    fed = federation()
+    data, loss = fed.dataset, ft.losses.CrossEntropy(class_weights=class_weights)
+    is_twice = data.y_train < 3
+    weighted = dataclasses.replace(fed, dataset=with_weights(data, torch.where(is_twice, 2.0, 1.0)))
+    twice = dataclasses.replace(fed, train_index=[torch.cat([rows, rows[is_twice[rows]]]) for rows in fed.train_index])
+    settings = RECIPE | BASE | {"batch_size": 1000, "loss": loss}  # all rows in one batch: their order is no matter
+    methods = every_method(random_draws=False)
+    if class_weights:  # which are in the loss of all of them
+        methods = [m for m in methods if m.name in ("fedtilt", "fedavg", "fedas", "samples")]
     methods.append(ft.fedavg(name="samples, tilted", weighting="samples", aggregator=Tilted(q=2.0)))
     *_, a = ft.simulate(methods, twice, MODEL, **settings)
     *_, b = ft.simulate(methods, weighted, MODEL, **settings)
-    for m in methods:
-        torch.testing.assert_close(a.state.shared[m.name], b.state.shared[m.name], rtol=1e-4, atol=1e-5)
-    samples = [m for m in methods if isinstance(m.weighting, BySamples)]
-    assert samples
-    assert not torch.allclose(a.state.shared[samples[0].name], a.state.shared["m1"], atol=1e-4)  # it does matter
+    assert_close_states(a, b, methods, {n: n for n in range(8)})
+    assert not torch.allclose(a.state.shared["samples"], a.state.shared["fedavg"], atol=1e-5)  # it does matter
+
+
+def test_a_client_that_is_left_out_is_no_client() -> None:
+    """For every method: the others train as if they were all, also where the server counts clients."""
+    whole, left_out = federation(), ("3", "6")
+    kept = [n for n in range(8) if str(n) not in left_out]
+    parts = ("train_index", "validation_index", "test_index", "client_classes")
+    others = dataclasses.replace(
+        whole, **{key: [getattr(whole, key)[n] for n in kept] for key in parts}, has_outliers=whole.has_outliers[kept],
+        client_names=tuple(map(str, kept)),
+    )  # fmt: skip
+    without = federation(leave_out=left_out)
+    settings = RECIPE | BASE | {"batch_size": 1000, "participation": 1.0}  # nothing is drawn by number
+    methods = every_method(random_draws=False)
+    *_, a = ft.simulate(methods, without, MODEL, **settings)
+    *_, b = ft.simulate(methods, others, MODEL, **settings)
+    assert_close_states(a, b, methods, dict(zip(kept, range(6), strict=True)))
 
 
 @pytest.mark.parametrize("step", [Bucketing(4), NNM(0.3)], ids=lambda step: step.rule)

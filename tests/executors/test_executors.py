@@ -14,7 +14,7 @@ from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProces
 from fedtilt.executors.sharded_models import stack_models
 from fedtilt.models import parameters_to_vector
 from fedtilt.optimizers import SGD, Adam
-from fedtilt.training import LocalJob, Trained
+from fedtilt.training import LocalJob, Trained, make_batches
 from tests.helpers import plain_loop
 
 FED = plain_loop.federation(clients=5, samples=30)
@@ -90,7 +90,7 @@ def test_a_few_steps_have_the_first_batches_of_all(outliers: str, steps: int) ->
     job = LocalJob(start=start, anchor=start, prox=0.0, tau=0.0, lam=0.0, lr=0.1, steps=steps)
     for client in (0, 1):
         x, y = attacked.train(client, seed=3, round=2)
-        whole = BATCHES.make(x, y, 2, client, [job])
+        whole = make_batches(x, y, seed=3, round=2, client=client, epochs=-(-steps // 3), batch_size=10)
         batches = BATCHES.of_clients(attacked, 2, {client: [job]}, torch.device("cpu"))[client]
         assert len(batches.y) == min(10 * steps, 30)
         expected, found = list(whole.of(job)), list(batches.of(job))

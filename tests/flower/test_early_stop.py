@@ -7,12 +7,12 @@ import torch
 from flwr.app import Message
 
 import fedtilt as ft
-from fedtilt.cli.deploy_status import run_statuses
 from fedtilt.evaluation.metrics import GroupCounts
 from fedtilt.files import read_json
 from fedtilt.flower import Task
 from fedtilt.flower.early_stop import SiteStopCheck
 from fedtilt.flower.run_folder import ServerRunFolder
+from fedtilt.flower.run_status import run_statuses
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.runs.trained_run import read_trained_run
 from fedtilt.spec import load

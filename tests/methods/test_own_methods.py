@@ -6,7 +6,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -526,3 +526,76 @@ def test_one_tensor_under_two_names_is_checkpointed(tmp_path: Path) -> None:
     saved.checkpoint(last.state)
     server = RunFolder(tmp_path).latest().server["own"]
     assert [tensor.tolist() for tensor in server.slot("training").values()] == [[2.0, 2.0]] * 2
+
+
+@dataclass(frozen=True)
+class Doubles(Remembers):
+    """The same with as many zeros as SCAFFOLD's control has, of a type of their own."""
+
+    def init(self, parameters: Tensor, population: int) -> Slot:
+        return {"zeros": torch.zeros(len(parameters), dtype=torch.float64)}
+
+    def aggregate(self, models: Tensor, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        return models.mean(0), dict(slot)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_equal_values_of_other_types_in_another_method_change_no_type(first: bool) -> None:
+    methods = [ft.fedavg(aggregator=Doubles(), name="own"), ft.methods.scaffold()]
+    run = ft.simulate(methods if first else methods[::-1], FED, MODEL, rounds=2, participation=1.0, epochs=1, workers=0)
+    *_, last = run
+    assert last.state.server["own"].slot("aggregator")["zeros"].dtype == torch.float64
+    assert last.state.server["scaffold"].slot("correction")["control"].dtype == torch.float32
+
+
+@dataclass(frozen=True)
+class SendsMuch(Training):
+    """More than its model has."""
+
+    def sends(self, model: nn.Module) -> Slot:
+        return {"much": torch.zeros(100_000)}
+
+    def train(self, model: nn.Module, batches: ClientBatches, received: Slot, slot: Slot) -> ClientResult:
+        return ClientResult(model, sends={"much": torch.full((100_000,), float(batches.round))})
+
+    def init_server(self, model: nn.Module, population: int) -> Slot:
+        return {"sum": torch.zeros(1)}
+
+    def server_step(self, sent: Mapping[str, Tensor], round: ServerRound, slot: Slot) -> Slot:
+        return {"sum": slot["sum"] + sent["much"].mean()}
+
+
+def test_workers_return_messages_that_are_larger_than_the_model() -> None:
+    method = ft.Method(name="own", training=SendsMuch())
+    *_, last = ft.simulate([method], FED, MODEL, rounds=2, participation=1.0, epochs=1, workers=2)
+    assert last.state.server["own"].slot("training")["sum"].tolist() == [3.0]
+
+
+def unweighted_objective(losses: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
+    return losses.mean()
+
+
+def unweighted_training(model: nn.Module, batches: ClientBatches) -> nn.Module:
+    step = batches.stepper(model.parameters())
+    for x, y in batches:
+        step(batches.loss(model(x), y).mean())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("components", "problem"),
+    [
+        ({"objective": unweighted_objective}, "ignores the weights that the samples have; count them by `weights`"),
+        ({"training": unweighted_training}, "the samples have weights, which `for x, y in batches` does not give"),
+    ],
+    ids=["objective", "training"],
+)
+def test_weights_of_samples_are_not_ignored_in_silence(components: dict[str, Any], problem: str) -> None:
+    data = FED.dataset
+    weights = {"weight_train": torch.ones(len(data.y_train)), "weight_test": torch.ones(len(data.y_test))}
+    weighted = replace(FED, dataset=replace(data, **weights))
+    method = ft.Method(name="own", **components)
+    settings = {"rounds": 1, "participation": 1.0, "epochs": 1, "workers": 0}
+    list(ft.simulate([method], FED, MODEL, **settings))
+    with pytest.raises(InputError, match=problem):
+        list(ft.simulate([method], weighted, MODEL, **settings))

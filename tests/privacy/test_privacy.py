@@ -278,3 +278,12 @@ def test_an_aggregate_far_from_the_optimum_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr("fedtilt.privacy.gaussian_mechanism.tilted", lambda points, q: points.mean(0) + 0.1)
     with pytest.raises(ArithmeticError, match="from the optimum, which privacy does not cover"):
         mechanism(2).aggregate(ft.fedtilt(tau=0, lam=0, q=0.1), torch.zeros(3), models)
+
+
+def test_balanced_class_weights_are_not_covered() -> None:
+    loss = ft.losses.CrossEntropy(class_weights="balanced")
+    with pytest.raises(
+        ft.InputError, match="count the samples of all clients, which privacy does not cover; give them"
+    ):
+        TrainSettings(privacy=PRIVACY, loss=loss)
+    TrainSettings(privacy=PRIVACY, loss=ft.losses.CrossEntropy(class_weights=(1.0, 2.0)))

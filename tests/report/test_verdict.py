@@ -19,7 +19,7 @@ from fedtilt.report.compare import overview_metrics, rare_class
 from fedtilt.report.decision_metrics import decision_figures
 from fedtilt.report.figure import Style
 from fedtilt.report.figures import who_gains
-from fedtilt.report.notes import notes
+from fedtilt.report.notes import model_notes
 from fedtilt.report.run_reader import Run, SeedRun
 from fedtilt.report.summary import fairness_beyond_chance
 from fedtilt.report.verdict import thresholds, verdict
@@ -136,31 +136,31 @@ def test_no_method_is_better_than_the_majority_and_pooled_rows_are() -> None:
     assert verdict(run_of(ours, {})) == []
 
 
-def model_notes(run: Run) -> list[str]:
-    return [text for title, text in notes(run) if title in ("personal models", "one class", "collapse", "few samples")]
+def model_texts(run: Run) -> list[str]:
+    return [note.text for note in model_notes(run)]
 
 
 def test_personal_models_that_are_worse_than_the_shared_one() -> None:
     worse = predicting([9, 8, 7, 9, 8, 9, 8, 9])
-    (text,) = model_notes(run_of({"ditto": worse}, {}, shared=predicting([3, 4, 3, 3, 4, 3, 4, 3])))
+    (text,) = model_texts(run_of({"ditto": worse}, {}, shared=predicting([3, 4, 3, 3, 4, 3, 4, 3])))
     assert text.startswith(
         "The personal models of ditto are worse than its shared model: accuracy 79.1 % against 91.6 %"
     )
     assert "chance" not in text
     little = predicting([4, 3, 4, 2, 5, 3, 4, 4])
-    (text,) = model_notes(run_of({"ditto": little}, {}, shared=predicting([3, 4, 3, 3, 4, 3, 4, 3])))
+    (text,) = model_texts(run_of({"ditto": little}, {}, shared=predicting([3, 4, 3, 3, 4, 3, 4, 3])))
     assert "which may be chance" in text
-    assert model_notes(run_of({"ditto": worse}, {}, shared=worse)) == []
+    assert model_texts(run_of({"ditto": worse}, {}, shared=worse)) == []
 
 
 def test_models_that_predict_one_class() -> None:
-    (text,) = model_notes(run_of({"fedavg": majority()}, {}))
+    (text,) = model_texts(run_of({"fedavg": majority()}, {}))
     assert text.startswith("fedavg predicts the same class for every test sample")
     by_client = majority()
     flipped = torch.where((OWNER % 2 == 1)[:, None], by_client.outputs.flip(-1), by_client.outputs)
-    (text,) = model_notes(run_of({"fedtilt": replace(by_client, outputs=flipped)}, {}))
+    (text,) = model_texts(run_of({"fedtilt": replace(by_client, outputs=flipped)}, {}))
     assert text == "fedtilt predicts one class only for 8 of 8 clients with several classes: it has collapsed."
-    assert model_notes(run_of({"fedavg": predicting([12] * CLIENTS)}, {})) == []
+    assert model_texts(run_of({"fedavg": predicting([12] * CLIENTS)}, {})) == []
 
 
 def test_the_threshold_of_a_rare_class_in_words_and_in_the_confusion() -> None:
@@ -168,7 +168,7 @@ def test_the_threshold_of_a_rare_class_in_words_and_in_the_confusion() -> None:
     found = predicting([0] * CLIENTS, labels)
     found.outputs[:] = torch.stack([0.9 - 0.2 * labels, 0.1 + 0.2 * labels], 1)  # 0.3 for yes, 0.1 for no
     run = run_of({"fedavg": found}, {})
-    (text,) = model_notes(run)
+    (text,) = model_texts(run)
     assert text.startswith("fedavg predicts the same class for every test sample: as models of a rare class do")
     assert thresholds(run) == []
     object.__setattr__(run.seed_runs[0], "thresholds", {"fedavg": Threshold("yes", 0.2, "f1")})
@@ -189,7 +189,7 @@ def test_the_threshold_of_a_rare_class_in_words_and_in_the_confusion() -> None:
 
 def test_clients_with_few_test_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedtilt.report.notes.FEW_SAMPLES", 41)
-    (text,) = model_notes(run_of({"fedavg": predicting([4] * CLIENTS)}, {}))
+    (text,) = model_texts(run_of({"fedavg": predicting([4] * CLIENTS)}, {}))
     assert text.startswith("All clients have fewer than 41 test samples")
 
 

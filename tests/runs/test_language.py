@@ -315,6 +315,8 @@ def test_what_makes_no_sense_raises() -> None:
     run = {"rounds": 1, "device": "cpu"}
     with pytest.raises(InputError, match="tau = 5 of method 'fedtilt' has no effect"):
         ft.run([ft.fedtilt(tau=5, lam=0)], fed, Causal, **run)
+    with pytest.raises(InputError, match="'feddbe' needs one vector of features for a sample; this model has 5"):
+        ft.run([ft.methods.feddbe()], fed, Causal, **run)
     with pytest.raises(InputError, match="audit = True finds wrong labels, and the data has tokens as targets"):
         ft.run([ft.fedavg()], fed, Causal, **run, audit=True)
     with pytest.raises(InputError, match="loss = 'focal' is not for language; choose one of token_cross_entropy"):

@@ -147,7 +147,7 @@ def audit_clients(
     ordered = sorted(rows, key=lambda row: (row.verdict != "bad", -row.score))
     return ClientAudit(
         method=samples.method, clients=tuple(ordered), distances=distances, client_names=federation.client_names
-    )  # fmt: skip
+    )
 
 
 def _measure(federation: Federation, client: int, model: nn.Module) -> tuple[float, float, float, int]:

@@ -59,7 +59,7 @@ def audit(
         entries = {k: Collected(outputs[r].log_softmax(1), _plain(losses[r]), 1) for k, r in enumerate(rows)}
         return build_audit(
             "model", entries, {k: y[r] for k, r in enumerate(rows)}, client_names, names, _sample_names(rows)
-        )  # fmt: skip
+        )
     order = torch.cat(rows)
     losses = outputs[order].clamp_min(1e-12)
     margin = -losses - torch.log(-torch.expm1(-losses))  # log p − log(1 − p), with p = exp(−loss)

@@ -10,7 +10,6 @@ from typing import Any
 import typer
 
 from fedtilt.cli.console import Console, echo, escape, plural
-from fedtilt.cli.deploy_status import early_end
 from fedtilt.cli.progress import ProgressDisplay
 from fedtilt.cli.run import write_report
 from fedtilt.cli.tables import group_tables, worst_texts
@@ -20,8 +19,10 @@ from fedtilt.flower import RoundPolicy, Task
 from fedtilt.flower.deploy.local_cluster import LocalCluster, cluster_home
 from fedtilt.flower.deploy.programs import status_text
 from fedtilt.flower.deploy.project import default_run_config
+from fedtilt.flower.run_status import early_end
 from fedtilt.locks import locked
 from fedtilt.report.compare import comparison_table, overview_metrics
+from fedtilt.report.notes import model_notes
 from fedtilt.report.run_reader import read_run
 from fedtilt.report.summary import certificates
 from fedtilt.runs.trackers import FolderLog, trackers_of
@@ -179,6 +180,8 @@ def _print_result(folder: Path, method: str, cluster: LocalCluster) -> None:
         console.print(f"fails most   {', '.join(worst)}")
     if certificate := certificates(run):
         console.print(f"certificate  {escape(certificate)}")
+    for note in model_notes(run):
+        console.print(f"note         {escape(note.text)}")
     for table in group_tables(run, console.width):
         Console().print(table)
     if (seed / "declared.json").exists():

@@ -58,6 +58,11 @@ class ClientData:
         return len(self.train_index)
 
     @property
+    def population(self) -> int:
+        """The number of clients that are part of the run: those that are left out are not."""
+        return self.clients - len(self.left_out)
+
+    @property
     def first_client(self) -> int:
         """The first client with training samples."""
         for number, rows in enumerate(self.train_index):
@@ -254,6 +259,14 @@ class ClientData:
         y = self.evaluation(split)[1] if noisy else y[torch.cat(list(index))]
         cell = owners(index) * self.classes + (y if self.target is None else self.target.groups(y))
         return torch.bincount(cell, minlength=self.clients * self.classes).reshape(self.clients, self.classes)
+
+    def class_sizes(self) -> list[float]:
+        """How much the training samples of each class count at all clients together, by their labels and weights."""
+        rows = torch.cat(list(self.train_index))
+        y = (self.dataset.y_train if self.dataset.noisy_train is None else self.dataset.noisy_train)[rows]
+        weights = None if self.dataset.weight_train is None else self.dataset.weight_train[rows].double()
+        sizes: list[float] = torch.bincount(y, weights, minlength=self.classes).tolist()
+        return sizes
 
     def _split(self, split: str) -> tuple[Sequence[Tensor], Inputs, Tensor]:
         data = self.dataset

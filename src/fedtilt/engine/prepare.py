@@ -1,7 +1,7 @@
 """Check all inputs of a simulation before anything is trained or written."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +41,7 @@ class PreparedRun(NamedTuple):
     device: torch.device
     backend: BackendChoice
     recipe: dict[str, Any] | None  # name and arguments to build the model again; None: a custom model
+    roots: Mapping[str, RootSet]  # of the methods whose rule needs one
     mechanism: GaussianMechanism | None = None  # of privacy
     notices: tuple[str, ...] = ()  # what the user should know before the run
 
@@ -56,11 +57,10 @@ def prepare(
         raise InputError(
             f"federation must be a Federation, such as ft.Federation.build(data), got {type(federation).__name__}"
         )
-    settings = settings.for_task(federation.dataset.task).for_counts(federation.class_counts().sum(0).tolist())
+    settings = settings.for_task(federation.dataset.task).for_classes(federation)
     settings.check_left_out(federation.left_out)
     check_bad_share(methods, settings.clients_per_round(federation.clients))
-    for m in methods:
-        RootSet.of(m, federation, settings.seed, torch.device("cpu"))
+    roots = {m.name: root for m in methods if (root := RootSet.of(m, federation, settings.seed)) is not None}
     notices: tuple[str, ...] = ()
     if settings.attack is not None:
         federation = AttackedFederation.of(federation, settings.attack, settings.seed)
@@ -97,7 +97,9 @@ def prepare(
     if mechanism is not None:
         settings, of_budget = mechanism.within_budget(settings)
         notices += of_budget
-    return PreparedRun(methods, federation, net, parts, settings, device, backend, model_recipe, mechanism, notices)
+    return PreparedRun(
+        methods, federation, net, parts, settings, device, backend, model_recipe, roots, mechanism, notices
+    )  # fmt: skip
 
 
 def check_effects(prepared: PreparedRun) -> None:
@@ -136,7 +138,7 @@ def example_jobs(
     """All jobs of one client in a round."""
     jobs: list[LocalJob] = []
     for m in methods:
-        server = initial_server(m, parts, federation.clients, net)
+        server = initial_server(m, parts, federation.population, net)
         planned = plan(
             m, server, ClientState(), parts=parts, settings=settings, round=1, group=federation.group, net=net
         )

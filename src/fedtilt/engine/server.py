@@ -1,6 +1,6 @@
 """The server's half of a round: aggregate the clients' updates into the next shared model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedtilt.attacks.screening import screen, tolerated_count
 from fedtilt.engine.client import ClientUpdate
+from fedtilt.engine.root_set import RootUpdate
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.updates import add_distances, invalid_reason, invalid_updates
 from fedtilt.errors import Diverged, InputError
@@ -33,14 +34,18 @@ class RoundRule:
     @classmethod
     def of(
         cls, method: Method, server: ServerState, asked: ServerRound, updates: Mapping[int, ClientUpdate],
-        settings: TrainSettings,
+        settings: TrainSettings, left_out: Sequence[int] = (),
     ) -> tuple[Self, Slot]:  # fmt: skip
-        """The rule of the round that was `asked` for, with these updates, and the next slot of the weighting."""
+        """The rule of the round that was `asked` for, with these updates, and the next slot of the weighting.
+
+        Components count the clients that are part of the run: those that are left out have no number.
+        """
         losses = None
         if method.needs_losses:
             losses = torch.tensor([update.declared["loss"] for update in updates.values()], dtype=torch.float64)
         given = replace(
-            asked, clients=list(updates), seed=settings.seed, losses=losses, sent=sent_to(method.training, updates),
+            asked, clients=[n - sum(left < n for left in left_out) for n in updates], seed=settings.seed,
+            losses=losses, sent=sent_to(method.training, updates),
             lr=method.rates(settings.lr, None)[0] * settings.lr_factor(asked.round),
             samples=torch.tensor([update.samples for update in updates.values()], dtype=torch.float64),
         )  # fmt: skip
@@ -132,8 +137,9 @@ def server_update(
     *,
     selected: int | None = None,  # how many clients were asked for an update; None: as many as sent one
     round: int = 1,
-    root: Tensor | None = None,  # of a rule with a root set: the model that the server trained on it
+    root: RootUpdate | None = None,  # of a rule with a root set: what the server trained on it
     clients: int | None = None,  # how many there are; None: as many as were asked
+    left_out: Sequence[int] = (),  # those of them that are not part of the run
     are_valid: bool = False,  # whether the updates have been checked
 ) -> ServerUpdate:
     """Aggregate the clients' w_n into the next w; invalid models are rejected and reported.
@@ -144,7 +150,7 @@ def server_update(
         raise ValueError("settings.privacy and the mechanism of the round need each other")
     received = server.parameters
     selected = len(updates) if selected is None else selected
-    population = selected if clients is None else clients
+    clients = selected if clients is None else clients
     rejected = {} if are_valid else invalid_updates(method, updates, server)
     updates = {client: updates[client] for client in sorted(updates) if client not in rejected}
     slots, bounded, screened_out = dict(server.slots), dict[int, str](), 0
@@ -155,7 +161,7 @@ def server_update(
         bad = tolerated_count(bad_shares, selected)
         by_rule = bad if bad_shares else (len(updates) - 1) // 2
         screened = screen(
-            server, updates, settings.screen, clients=population, bad=bad, trusted=trusting_slots(method),
+            server, updates, settings.screen, clients=clients, bad=bad, trusted=trusting_slots(method),
             tolerated=by_rule if method.aggregator.is_robust else 0,
         )  # fmt: skip
         updates, bounded, screened_out = screened.updates, screened.bounded, len(screened.rejected)
@@ -170,10 +176,13 @@ def server_update(
         aggregated = mechanism.aggregate(method, received, {client: u.parameters for client, u in updates.items()})
     else:
         asked = ServerRound(
-            received=received, population=population, selected=selected, rejected=screened_out, round=round, root=root
-        )
-        aggregated, weights, of_components = _aggregate(method, server, asked, updates, settings)
+            received=received, population=clients - len(left_out), selected=selected, rejected=screened_out,
+            round=round, root=root and root.parameters,
+        )  # fmt: skip
+        aggregated, weights, of_components = _aggregate(method, server, asked, updates, settings, left_out)
         slots |= of_components
+    if root is not None:
+        slots["root"] = root.slot
     optimizer = method.optimizer or settings.server_optimizer
     if optimizer is not None:
         was: Slot = server.slot("optimizer") or optimizer.init(received)
@@ -198,12 +207,12 @@ def server_update(
 
 def _aggregate(
     method: Method, server: ServerState, asked: ServerRound, updates: Mapping[int, ClientUpdate],
-    settings: TrainSettings,
+    settings: TrainSettings, left_out: Sequence[int],
 ) -> tuple[Tensor, Tensor | None, dict[str, Slot]]:  # fmt: skip
     """The aggregated and corrected model, the weights of the clients, and the next slots of the components."""
     received = asked.received
     models = stack_models([u.parameters for u in updates.values()])  # (C, S)
-    rule, weighting = RoundRule.of(method, server, asked, updates, settings)
+    rule, weighting = RoundRule.of(method, server, asked, updates, settings, left_out)
     check_models(method, rule.round)
     aggregated, slots = rule.aggregate(models)
     slots = {"weighting": weighting, **slots}

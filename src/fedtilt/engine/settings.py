@@ -14,10 +14,11 @@ from fedtilt import seeds
 from fedtilt.attacks.attack import Attack
 from fedtilt.config.named import NamedSettings, named_settings
 from fedtilt.config.setting_fields import check_fields_used, check_table, setting, takes_settings
+from fedtilt.data import Federation
 from fedtilt.devices import DEVICES, device_name
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import import_function, is_function_path
-from fedtilt.losses import LOSSES, ClassLoss, CrossEntropy, Loss, losses_for
+from fedtilt.losses import BALANCED, LOSSES, ClassLoss, CrossEntropy, Loss, losses_for
 from fedtilt.math.losses import SampleLoss
 from fedtilt.methods import COMPONENTS, Method, check_methods, component_of
 from fedtilt.optimizers import OPTIMIZERS, SGD, Optimizer, optimizer_of
@@ -254,7 +255,7 @@ class TrainSettings:
         if self.screen is not None and 0 < self.screen <= 1:
             raise InputError(f"screen = {self.screen:g} would clip ordinary updates; choose 0 (none) or more than 1")
         if self.privacy is not None:
-            self.privacy.check_settings(self.screen, self.buffers)
+            self.privacy.check_settings(self.screen, self.buffers, counts_classes=self._counts_classes)
         if self.privacy is not None and self.stop is not None and self.stop.restore_best:
             raise InputError(
                 "restore_best = True of stop would hide the epsilon of later rounds; leave it out with privacy"
@@ -303,10 +304,16 @@ class TrainSettings:
             )
         return replace(self, loss=names[0]) if self.loss is None else self
 
-    def for_counts(self, counts: Sequence[int]) -> Self:
-        """The settings with class weights for these training samples of every class at all clients."""
-        loss = self.loss.for_counts(counts) if isinstance(self.loss, ClassLoss) else self.loss
-        return self if loss is self.loss else replace(self, loss=loss)
+    def for_classes(self, federation: Federation) -> Self:
+        """The settings with numbers in place of balanced class weights."""
+        if not self._counts_classes:
+            return self
+        return replace(self, loss=self.loss.for_counts(federation.class_sizes()))
+
+    @property
+    def _counts_classes(self) -> bool:
+        """Whether the loss depends on how many samples of each class all clients have."""
+        return isinstance(self.loss, ClassLoss) and self.loss.class_weights == BALANCED
 
     @property
     def on_cluster(self) -> bool:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fedtilt.errors import InputError
 from fedtilt.methods import Method
+from fedtilt.methods.aggregators import Rooted
 from fedtilt.methods.component import check_declared
 from fedtilt.parts import Parts
 from fedtilt.state import ClientState, ServerState, Slot
@@ -16,7 +17,7 @@ Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # slot → name → shape
 
 
 def initial_server(method: Method, parts: Parts, clients: int, net: nn.Module | None = None) -> ServerState:
-    """What the server starts with; the model `net` is for a method with `training`."""
+    """What the server of this many clients starts with; the model `net` is for a method with `training`."""
     server = parts.keeping(method.local_names).initial_server()
     parameters = server.parameters
     slots: dict[str, Slot] = {
@@ -30,7 +31,9 @@ def initial_server(method: Method, parts: Parts, clients: int, net: nn.Module | 
         slots["optimizer"] = method.optimizer.init(parameters)
     if method.training is not None and net is not None:
         slots["training"] = method.training.init_server(net, clients)
-    components = method.components()
+    components = method.components() | {"root": method.aggregator}
+    if isinstance(method.aggregator, Rooted):  # the server is a client of its root set
+        slots["root"] = client_state_like(method, parts, net, personal=False).to_tensors()
     for slot, tensors in slots.items():
         tensors = check_declared(components[slot], "the slot of the server", tensors)
         # copies: a checkpoint takes no two tensors with the same memory
@@ -52,15 +55,18 @@ def initial_slots(method: Method, parts: Parts, net: nn.Module | None = None) ->
     return slots
 
 
-def client_state_like(method: Method, parts: Parts, net: nn.Module | None = None) -> ClientState:
-    """Tensors with the names, shapes and types of a client's state after a round."""
+def client_state_like(
+    method: Method, parts: Parts, net: nn.Module | None = None, *, personal: bool = True
+) -> ClientState:
+    """Tensors with the names, shapes and types of a client's state after a round, initially; or without `personal`."""
     parts = parts.keeping(method.local_names)
     model, buffers = parts.initial, parts.initial_buffers
+    personal &= method.has_personal
     return ClientState(
         local=parts.local(model),
         buffers=buffers if parts.keeps_buffers else None,
-        personal=model if method.has_personal else None,
-        personal_buffers=buffers if method.has_personal and parts.trains_buffers else None,
+        personal=model if personal else None,
+        personal_buffers=buffers if personal and parts.trains_buffers else None,
         slots=initial_slots(method, parts, net),
     )
 

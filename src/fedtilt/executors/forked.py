@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtilt.cluster.connection import is_ray_worker
 from fedtilt.errors import InputError
@@ -83,7 +83,7 @@ class ForkedExecutor:
 
     def __init__(self, training: ClientTraining, workers: int, jobs: Sequence[LocalJob]) -> None:
         self._slots = 2 * workers  # a slot has the block of one client; per worker, one in training and one queued
-        largest = max(tensor.numel() for job in jobs for tensor in vars(job).values() if isinstance(tensor, Tensor))
+        largest = max(_largest_tensor(job, training.model) for job in jobs)
         size = 4 * largest * _TENSORS_PER_JOB * len(jobs)  # of a block; the system gives pages when they are written
         memory = memoryview(mmap.mmap(-1, max(1, self._slots * size)))
         sent = Tensor | int | float | str | None  # through the block or as JSON
@@ -154,6 +154,12 @@ class ForkedExecutor:
         if "error" in reply:
             raise RuntimeError(f"worker {worker} failed:\n{reply['error']}")
         return reply
+
+
+def _largest_tensor(job: LocalJob, model: nn.Module) -> int:
+    """Numbers of the largest tensor of a job or its result."""
+    sent = 0 if job.training is None else sum(tensor.numel() for tensor in job.training.sends(model).values())
+    return max(sent, *(tensor.numel() for tensor in vars(job).values() if isinstance(tensor, Tensor)))
 
 
 def _serve(training: ClientTraining, blocks: Sequence["SharedBlock"], pipes: Sequence[Any], number: int) -> None:

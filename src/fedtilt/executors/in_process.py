@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from fedtilt import seeds
 from fedtilt.data import Federation
-from fedtilt.data.inputs import Inputs, split
+from fedtilt.data.inputs import split
 from fedtilt.devices import upload
-from fedtilt.training import BACKENDS, Batches, LocalJob, Trained, make_batches, stacked
+from fedtilt.training import BACKENDS, Batches, LocalJob, Trained, stacked
 from fedtilt.training.augmentation import Augmentation, Transform
 from fedtilt.training.local_job import batch_bounds
 
@@ -105,16 +105,6 @@ class BatchSettings:
         steps = max(job.steps or 0 for job in jobs)
         bounds = batch_bounds(samples, self.batch_size, self.last_batch)
         return samples if steps >= len(bounds) - 1 else bounds[steps]
-
-    def make(
-        self, x: Inputs, y: Tensor, round: int, client: int, jobs: Sequence[LocalJob]
-    ) -> Batches:  # fmt: skip
-        """The batches of these samples."""
-        epochs = max(self._epochs(job, len(y)) for job in jobs)
-        return make_batches(
-            x, y, seed=self.seed, round=round, client=client, epochs=epochs, batch_size=self.batch_size,
-            last_batch=self.last_batch, groups={}, transform=self.batch_transform,
-        )  # fmt: skip
 
     def _epochs(self, job: LocalJob, samples: int) -> int:
         """Passes over the data that a job needs."""

@@ -8,7 +8,7 @@ site_strategy
           a Strategy for our sites: selects them, checks every reply (`membership`), aggregates, counts rejections
 server    a Flower ServerApp around `site_strategy`: sites with tables agree on one schema before the first round
           (`schema_exchange`), run folder, checkpoints, resume (`run_folder`), going back to a good round
-          (`training_history`)
+          (`training_history`); how far it is, from these files (`run_status`)
 
 `messages` and `evaluation` define everything that is sent, `message_fields` how it is encoded and checked.
 `flwr_internals` and `deploy/guarded` are the only files that use more of Flower than its public API.

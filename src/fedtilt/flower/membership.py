@@ -187,8 +187,8 @@ class Membership:
     ) -> tuple[dict[int, Decoded], dict[int, str], dict[int, str]]:  # fmt: skip
         """By site: decoded replies, reasons for rejection, and why there is no reply; all but the first are counted.
 
-        `requested` are those of the selected sites that were asked to `kind`: train or evaluate. `decode` returns a
-        value, or raises `RejectedReply`; a site that replies twice is rejected.
+        `requested` are those of the selected sites that were asked to `kind`: train or evaluate; `decode` is that of
+        `decode_replies`.
         """
         by_site: dict[int, list[Message]] = {}
         for reply in replies:
@@ -198,15 +198,7 @@ class Membership:
                 by_site.setdefault(site, []).append(reply)
             elif site is not None or not reply.has_error():  # an error without a site is the SuperLink's timeout
                 self.reject(f"node {node}" if site is None else f"site {site}", "replied without a request")
-        accepted: dict[int, Decoded] = {}
-        rejected: dict[int, str] = {}
-        for site, messages in sorted(by_site.items()):
-            try:
-                if len(messages) > 1:
-                    raise RejectedReply(f"replied {len(messages)} times")
-                accepted[site] = decode(messages[0])
-            except RejectedReply as reason:
-                rejected[site] = str(reason)
+        accepted, rejected = decode_replies(by_site, decode)
         missing = {site: self._silence_reason(kind, site, requested) for site in selected if site not in by_site}
         for site, text in {**rejected, **missing}.items():
             self.reject(f"site {site}", text)
@@ -235,6 +227,25 @@ class Membership:
             if node.unanswered[kind] >= self._policy.max_silent_rounds:
                 node.site, node.claimed, node.is_silent = None, site, True
                 node.problem = f"is skipped until it replies: it was silent in {node.unanswered[kind]} rounds"
+
+
+def decode_replies(
+    replies: Mapping[int, Sequence[Message]], decode: Callable[[Message], Decoded]
+) -> tuple[dict[int, Decoded], dict[int, str]]:
+    """By sender: decoded replies, and reasons for rejection; a sender that replies twice is rejected.
+
+    `decode` returns a value, or raises `RejectedReply`. The order is that of the senders, not of arrival.
+    """
+    accepted: dict[int, Decoded] = {}
+    rejected: dict[int, str] = {}
+    for sender, messages in sorted(replies.items()):
+        try:
+            if len(messages) > 1:
+                raise RejectedReply(f"replied {len(messages)} times")
+            accepted[sender] = decode(messages[0])
+        except RejectedReply as reason:
+            rejected[sender] = str(reason)
+    return accepted, rejected
 
 
 def check_member(

@@ -224,7 +224,7 @@ def _check_initial_values(received: object, parts: Parts, personal_start: str) -
 
 def decode_train_reply(
     reply: Message, round: int, parts: Parts, max_samples: int, sent: Shapes = _NOTHING
-) -> ClientUpdate:  # fmt: skip
+) -> ClientUpdate:
     """Decode a reply to `train`, with these tensors; `invalid_updates` checks afterwards that all of it is finite."""
     metrics = reply_metrics(reply, round)
     samples = read_size(metrics, "num-examples", max_samples)

@@ -19,7 +19,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedtilt.data.groups import CLASS, in_words
-from fedtilt.data.inputs import named_tensors
 from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.root_set import RootSet
 from fedtilt.errors import InputError
@@ -31,6 +30,7 @@ from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import private_files, private_folder, read_json, write_json, write_toml
 from fedtilt.flower.evaluation import Declared
 from fedtilt.flower.membership import MissingSitesError
+from fedtilt.flower.run_status import kept_rounds
 from fedtilt.flower.task import FederationInfo, ResolvedTask
 from fedtilt.flower.training_history import JumpCheck, ModelChange, TrainingHistory
 from fedtilt.locks import locked
@@ -55,17 +55,6 @@ def open_run_folder(folder: Path) -> Iterator[None]:
             missing = {"sites": error.sites} if isinstance(error, MissingSitesError) else {}
             write_json(stopped_file, {"reason": str(error)} | missing)
             raise
-
-
-def kept_rounds(folder: Path) -> str:
-    """The rounds that a run can go back to, in words: "3, 4 (the shared model jumped), 5"; empty if there are none."""
-    texts = []
-    for path in sorted(folder.glob("seed-*")):
-        file = path / "participation.json"
-        entries = read_json(file)["rounds"] if file.exists() else {}
-        for round in RunFolder(path).checkpoints.rounds():
-            texts.append(f"{round}{' (the shared model jumped)' if 'jump' in entries.get(str(round), {}) else ''}")
-    return ", ".join(texts)
 
 
 class ServerRunFolder:
@@ -266,7 +255,7 @@ class ServerRunFolder:
         info = self._info
         found = task_fingerprint(self._task, info.data, info.sites, info.class_names, self._model, self._parts)
         if self._root is not None:
-            found["root"] = digest_of([*named_tensors(self._root.x, "x").values(), self._root.y])
+            found["root"] = digest_of(self._root.tensors())
         if schema is None:
             return found
         return found | {  # what decides which rows of the sites' tables are training data

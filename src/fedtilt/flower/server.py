@@ -109,10 +109,11 @@ def _root_set(
         federation = site_federation(task, spec, node_config, schema)
     else:
         federation = federation_of(spec, spec.seed)
-    root = RootSet.of(method, federation, settings.seed, cpu)
+    root = RootSet.of(method, federation, settings.seed)
     assert root is not None
     jobs = example_jobs([method], model, parts, settings, federation)
-    backend = choose_backend(model, jobs, cpu.type, settings.backend, federation.sample(), settings.precision)
+    weighted = federation.dataset.weight_train is not None
+    backend = choose_backend(model, jobs, cpu.type, settings.backend, federation.sample(), settings.precision, weighted)
     return root, backend.name
 
 

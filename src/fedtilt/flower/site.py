@@ -88,7 +88,8 @@ class Site:
     @property
     def messages(self) -> Messages:
         """What travels beside the model."""
-        return messages_of(self.task.method, self.parts, self.federation.clients, self._model)
+        population = self.federation.clients - len(self.task.spec.clients.leave_out)
+        return messages_of(self.task.method, self.parts, population, self._model)
 
     @contextmanager
     def _states(self, history: TrainingHistory) -> Iterator[SiteStates]:

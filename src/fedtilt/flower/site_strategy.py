@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
 from fedtilt.engine.client import ClientUpdate
-from fedtilt.engine.root_set import RootSet
+from fedtilt.engine.root_set import RootSet, RootUpdate
 from fedtilt.engine.server import ServerUpdate, server_update
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import check_server, initial_server, messages_of
@@ -72,7 +72,8 @@ class SiteStrategy(Strategy):
         check_bad_share([method], settings.clients_per_round(info.sites))
         self.method, self.settings, self.policy, self.run_folder = method, settings, policy or RoundPolicy(), run_folder
         self._parts, self._info, self._net, self._root = parts, info, net, root
-        self._messages = messages_of(method, parts, info.sites, net)
+        population = info.sites - len(info.left_out)
+        self._messages = messages_of(method, parts, population, net)
         self._history = TrainingHistory.new()
         self._rounds_before = self._rounds_done = 0  # rounds done before this run, and until now
         self._requested: dict[int, int] = {}  # site → node, of the requests in flight
@@ -80,7 +81,7 @@ class SiteStrategy(Strategy):
         self._mechanism = GaussianMechanism.of(settings, info.sites, parts)
         self._training_samples: dict[int, int | float] = {}  # of sites, in their last round
         self._releases = Releases(None)
-        self._server = initial_server(method, parts, info.sites, net)
+        self._server = initial_server(method, parts, population, net)
         self._jumps = JumpCheck(settings.screen or 0.0, 0, self._server.parameters)
         self.membership = Membership(
             sites=info.sites, classes=len(info.class_names), parts=parts, policy=self.policy, site_keys=site_keys,
@@ -235,7 +236,7 @@ class SiteStrategy(Strategy):
         mechanism = self._mechanism and self._mechanism.for_round(round)
         updated = server_update(
             self.method, self._server, accepted, self.settings, mechanism, selected=len(self._selected), round=round,
-            clients=self._info.sites, root=self._root_model(round),
+            clients=self._info.sites, left_out=self._info.left_out, root=self._root_model(round),
         )  # fmt: skip
         if mechanism is not None:
             self._releases.add()
@@ -250,8 +251,8 @@ class SiteStrategy(Strategy):
         metrics = {"sites": len(accepted), "rejected": len(rejected), "jumped": int(change.jump is not None)}
         return self._encoded_model(), MetricRecord({**metrics, "change": change.length})
 
-    def _root_model(self, round: int) -> Tensor | None:
-        """The shared parameters after a round on the root set, if there is one."""
+    def _root_model(self, round: int) -> RootUpdate | None:
+        """What a client's round on the root set gives, if there is one."""
         if self._root is None:
             return None
         assert self._net is not None

@@ -1,5 +1,6 @@
 """A Flower Strategy for the clients of any Flower app: our rules and screening in place of Flower's average."""
 
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import initial_server
 from fedtilt.engine.updates import invalid_updates
 from fedtilt.errors import InputError
+from fedtilt.flower.membership import decode_replies
 from fedtilt.flower.message_fields import RejectedReply, check_success, read_arrays, read_size
 from fedtilt.flower.messages import read_declared
 from fedtilt.flower.task import SCREEN
@@ -113,7 +115,7 @@ class FedTiltStrategy(FedAvg):
         server = self._received.with_slots(self._slots)
         if not self._requested:
             return None, None
-        updates, contents, rejected = self._decode(list(replies))
+        updates, contents, rejected = self._decode(replies)
         nodes = {number: node for node, number in self._numbers.items()}
         for number, reason in invalid_updates(self.method, updates, server).items():
             rejected[nodes[number]] = reason
@@ -138,31 +140,32 @@ class FedTiltStrategy(FedAvg):
         metrics["rejected-replies"] = len(rejected)
         return self._layout.arrays(server), metrics
 
-    def _decode(self, replies: list[Message]) -> tuple[dict[int, ClientUpdate], dict[int, Any], dict[int, str]]:
+    def _decode(self, replies: Iterable[Message]) -> tuple[dict[int, ClientUpdate], dict[int, Any], dict[int, str]]:
         """By client number, the updates; by node, the content of their replies, and why others are rejected."""
-        counts = Counter(reply.metadata.src_node_id for reply in replies)
-        names = Counter(found for reply in replies if (found := _metric_names(reply)) is not None).most_common(1)
-        updates, contents, rejected = {}, {}, {}
+        by_node: dict[int, list[Message]] = {}
         for reply in replies:
-            node = reply.metadata.src_node_id
-            try:
-                check_success(reply)
-                if node not in self._requested or counts[node] > 1:
-                    raise RejectedReply("was not asked" if node not in self._requested else "replied more than once")
-                arrays, metrics = reply.content.array_records, reply.content.metric_records
-                if (len(arrays), len(metrics)) != (1, 1):
-                    raise RejectedReply(f"has {len(arrays)} ArrayRecords and {len(metrics)} MetricRecords, not 1 each")
-                if _metric_names(reply) != names[0][0]:
-                    raise RejectedReply("has other metrics than the others")
-                (record,), (numbers,) = arrays.values(), metrics.values()
-                samples = read_size(numbers, self.weighted_by_key, _MOST_SAMPLES)
-                model = self._layout.vectors(read_arrays(record, self._layout.types))
-                update = ClientUpdate(model.parameters, samples, model.buffers, read_declared(numbers))
-            except RejectedReply as reason:
-                rejected[node] = str(reason)
-                continue
-            updates[self._numbers[node]], contents[node] = update, reply.content
-        return updates, contents, rejected
+            by_node.setdefault(reply.metadata.src_node_id, []).append(reply)
+        names = Counter(map(_metric_names, itertools.chain.from_iterable(by_node.values())))
+        names.pop(None, None)
+        usual = names.most_common(1)
+
+        def decode(reply: Message) -> ClientUpdate:
+            check_success(reply)
+            if reply.metadata.src_node_id not in self._requested:
+                raise RejectedReply("was not asked")
+            arrays, metrics = reply.content.array_records, reply.content.metric_records
+            if (len(arrays), len(metrics)) != (1, 1):
+                raise RejectedReply(f"has {len(arrays)} ArrayRecords and {len(metrics)} MetricRecords, not 1 each")
+            if _metric_names(reply) != usual[0][0]:
+                raise RejectedReply("has other metrics than the others")
+            (record,), (numbers,) = arrays.values(), metrics.values()
+            samples = read_size(numbers, self.weighted_by_key, _MOST_SAMPLES)
+            model = self._layout.vectors(read_arrays(record, self._layout.types))
+            return ClientUpdate(model.parameters, samples, model.buffers, read_declared(numbers))
+
+        accepted, rejected = decode_replies(by_node, decode)
+        updates = {self._numbers[node]: update for node, update in accepted.items()}
+        return updates, {node: by_node[node][0].content for node in accepted}, rejected
 
 
 @dataclass(frozen=True)

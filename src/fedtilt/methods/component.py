@@ -70,9 +70,9 @@ class ServerRound:
     """What a component on the server may know of a round. Row n of the models is client `clients[n]`."""
 
     received: Tensor  # (P,) the model that the clients started from
-    population: int  # how many clients there are
+    population: int  # how many clients are part of the run
     selected: int  # how many were asked for an update
-    clients: Sequence[int] = ()  # the numbers of those with an update, ascending
+    clients: Sequence[int] = ()  # the numbers, < population, of those with an update, ascending
     rejected: int = 0  # how many of these the screening rejected
     round: int = 1
     seed: int = 0

@@ -64,6 +64,13 @@ def check_labels(y: Tensor, rule: str) -> None:
         raise InputError(f"{rule!r} is for classes; the targets are {what}")
 
 
-def members(codes: Tensor, count: int) -> Tensor:
-    """1 where a sample is of a class or group, else 0, (n, count)."""
-    return (codes[:, None] == torch.arange(count, device=codes.device)).float()
+def check_features(features: Tensor, rule: str) -> None:
+    """Raise InputError if a sample has more than one vector of features, as a text has."""
+    if features.dim() != 2:
+        raise InputError(f"{rule!r} needs one vector of features for a sample; this model has {features.shape[1]}")
+
+
+def members(codes: Tensor, count: int, weights: Tensor | None = None) -> Tensor:
+    """Where a sample is of a class or group its weight, by default 1, else 0, (n, count)."""
+    member = (codes[:, None] == torch.arange(count, device=codes.device)).float()
+    return member if weights is None else member * weights.to(member)[:, None]

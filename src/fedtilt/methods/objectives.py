@@ -46,10 +46,13 @@ def objective_value(objective: Objective, losses: Tensor, groups: Tensor, weight
     return value.reshape(())
 
 
-def check_objective(objective: Objective) -> None:
-    """Raise InputError if an objective of the losses 1 and 2, of two groups, is not a number that they decide."""
-    losses = torch.tensor([1.0, 2.0], requires_grad=True)
-    objective_value(objective, losses, torch.tensor([0, 1]), torch.ones(2))
+def check_objective(objective: Objective, *, weighted: bool = False) -> None:
+    """Raise InputError if an objective of a few losses is not a number that they decide, or ignores their weights."""
+    losses = torch.tensor([1.0, 2.0, 5.0], requires_grad=True)
+    groups = torch.tensor([0, 1, 1])
+    value = objective_value(objective, losses, groups, torch.ones(3))
+    if weighted and torch.equal(objective_value(objective, losses, groups, torch.tensor([1.0, 1.0, 0.0])), value):
+        raise InputError(f"{describe(objective)} ignores the weights that the samples have; count them by `weights`")
 
 
 def _levels(value: Any) -> tuple[tuple[str, float], ...]:

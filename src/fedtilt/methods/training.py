@@ -48,7 +48,7 @@ class ClientBatches(Sequence[tuple[Any, Tensor]]):
     """A client's batches of one round, in order: samples and labels on the model's device.
 
     `for x, y in batches` makes all epochs of the run, `for batch in batches.steps` too, with the groups and weights of
-    the samples; `batches.x`, `.y`, `.groups` and `.weights` are of all its samples.
+    the samples; the first rejects weighted data. `batches.x`, `.y`, `.groups` and `.weights` are of all its samples.
     """
 
     x: Any
@@ -78,10 +78,15 @@ class ClientBatches(Sequence[tuple[Any, Tensor]]):
         return len(self.steps)
 
     def __getitem__(self, index: Any) -> Any:
+        if self.weights is not None:
+            raise InputError(
+                "the samples have weights, which `for x, y in batches` does not give; write `for batch in "
+                "batches.steps`, and batch.mean(losses)"
+            )
         return [batch[:2] for batch in self.steps][index]
 
     def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
-        return (batch[:2] for batch in self.steps)
+        return iter(self[:])
 
 
 @dataclass(frozen=True)

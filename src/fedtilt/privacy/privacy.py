@@ -62,7 +62,7 @@ class Privacy:
         if self.delta is None:
             raise InputError("privacy needs delta, such as delta = 1e-5")
 
-    def check_settings(self, screen: float | None, buffers: str) -> None:
+    def check_settings(self, screen: float | None, buffers: str, *, counts_classes: bool = False) -> None:
         """Raise InputError if the guarantee does not cover settings of the run."""
         if screen:
             raise InputError(
@@ -70,6 +70,11 @@ class Privacy:
             )
         if buffers == "average":
             raise InputError("buffers = 'average' are not covered by privacy; choose 'local' or 'frozen'")
+        if counts_classes:
+            raise InputError(
+                "class_weights = 'balanced' count the samples of all clients, which privacy does not cover; give them "
+                "as numbers"
+            )
 
     def check_method(self, method: Method) -> None:
         """Raise InputError if the sensitivity of a method's aggregation is not known; see `sensitivity`."""

@@ -8,6 +8,7 @@ from fedtilt.evaluation.statistics import mean_difference, paired_difference
 from fedtilt.report.compare import Metric, comparison_table, overview_metrics
 from fedtilt.report.run_reader import Run
 from fedtilt.report.tables import format_interval
+from fedtilt.storage.provenance import flat_settings
 
 _MAX_SETTINGS = 20  # that are listed
 _DIGESTS = {  # key of a fingerprint whose value is a digest → what it is of
@@ -72,16 +73,8 @@ def _change(a: SeedValues, b: SeedValues, metric: Metric, seeds: list[list[int]]
 
 
 def _changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    flat = [dict(_flat({key: run[key] for key in _SETTINGS if key in run})) for run in (first, second)]
+    flat = [flat_settings({key: run[key] for key in _SETTINGS if key in run}) for run in (first, second)]
     for key in dict.fromkeys([*flat[0], *flat[1]]):
         was, now = (str(values.get(key, "–")) for values in flat)
         if was != now:
             yield key, was, now
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

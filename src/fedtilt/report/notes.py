@@ -30,11 +30,13 @@ class Note(NamedTuple):
 
 def notes(run: Run) -> list[Note]:
     """The notes that apply to a run, the most important ones first."""
-    every = (
-        _unfinished, _seeds, _never_selected, _without_test_data, _privacy, _attack, _outliers, _personal_models,
-        _one_class, _collapse, _few_samples,
-    )  # fmt: skip
-    return [note for about in every for note in about(run)]
+    about_run = (_unfinished, _seeds, _never_selected, _without_test_data, _privacy, _attack, _outliers)
+    return [*(note for about in about_run for note in about(run)), *model_notes(run)]
+
+
+def model_notes(run: Run) -> list[Note]:
+    """The notes about models that are not what one expects: worse than the shared one, or of one class."""
+    return [note for about in (_personal_models, _one_class, _collapse, _few_samples) for note in about(run)]
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------

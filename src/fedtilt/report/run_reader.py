@@ -153,7 +153,7 @@ def read_run(folder: Path) -> Run:
     seeds |= {int(path.name[5:]) for path in folder.glob("seed-*") if path.name[5:].isdecimal()}
     seed_folders = {seed: folder / f"seed-{seed}" for seed in sorted(seeds)}
     fingerprints = {
-        seed: _read_fingerprint(path / "fingerprint.json")
+        seed: read_fingerprint(path / "fingerprint.json")
         for seed, path in seed_folders.items()
         if (path / "fingerprint.json").exists()
     }
@@ -180,14 +180,6 @@ def read_run(folder: Path) -> Run:
         seeds=tuple(seed_folders),
         seed_runs=tuple(seed_runs),
     )
-
-
-def _read_fingerprint(path: Path) -> dict[str, Any]:
-    fingerprint = read_fingerprint(path)
-    match fingerprint:
-        case {"outliers": {"kind": str(), "clients": _}, "data": _, "clients": _}:
-            return fingerprint
-    raise InputError(f"{path} is damaged: it has no outliers, data or clients; restore it from a copy")
 
 
 def _read_seed(folder: Path, seed: int, fingerprint: Mapping[str, Any]) -> SeedRun | None:

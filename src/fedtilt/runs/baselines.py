@@ -31,7 +31,7 @@ def baselines_of(prepared: PreparedRun, recorder: Recorder, round: int, notice: 
     if folder is None:
         evaluations, found = EvaluationHistory(), _compute(prepared, round, notice)
         _record(prepared, evaluations, round, found)
-        return _results(prepared, evaluations, round, {name: partial(_same, p) for name, p in found.items()})
+        return _results(prepared, evaluations, round, {name: partial(_identity, p) for name, p in found.items()})
     stored = Evaluations(folder)
     lines = stored.read_lines()
     names = list(lines.rounds.get(round, {}))
@@ -48,7 +48,7 @@ def baselines_of(prepared: PreparedRun, recorder: Recorder, round: int, notice: 
     return _results(prepared, stored, round, read)
 
 
-def _same(predictions: Predictions) -> Predictions:
+def _identity(predictions: Predictions) -> Predictions:
     return predictions
 
 

@@ -133,7 +133,13 @@ def _run_in_memory(
         return Evaluation(recorder.evaluations.history[method][-1][1], counts[method], total)
 
     return TrainedRun(
-        "the run", fingerprint, recorder.description(), recorder.constants(), server,
-        lambda method, client: states.get((method, client)), round, evaluation,
-        lambda method: predictions[method]().scores,
-    )  # fmt: skip
+        source="the run",
+        fingerprint=fingerprint,
+        description=recorder.description(),
+        constants=recorder.constants(),
+        server=server,
+        client_state=lambda method, client: states.get((method, client)),
+        round=round,
+        evaluation=evaluation,
+        scores=lambda method: predictions[method]().scores,
+    )

@@ -24,7 +24,7 @@ from fedtilt.runs.predictor import Predictor, load
 from fedtilt.simulation import Round
 from fedtilt.storage.evaluations import Evaluations
 from fedtilt.storage.fingerprint import read_fingerprint
-from fedtilt.storage.provenance import seed_folder
+from fedtilt.storage.provenance import flat_settings, seed_folder
 from fedtilt.version import __version__
 
 _PYFUNC = __name__  # the module whose `_load_pyfunc` loads a model for MLflow
@@ -106,7 +106,7 @@ class MLflow(Tracker):
             return
         created = self._client.create_run(experiment, run_name=_name(run), tags={"fedtilt.run": key or ""})
         self._run = created.info.run_id
-        for name, value in _flat(_settings(run)).items():
+        for name, value in flat_settings(_settings(run)).items():
             self._client.log_param(self._run, _mlflow_name(name), value)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -218,7 +218,7 @@ class FolderLog(AbstractContextManager["FolderLog"]):
 
     def __init__(
         self, folder: Path, seed: int, rounds: int, trackers: Sequence[Tracker], back_to: int | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._folder, self._seed, self._rounds, self._trackers = folder, seed, rounds, trackers
         self._callbacks = Callbacks(trackers)
         self._seed_folder = seed_folder(folder, seed)
@@ -258,18 +258,6 @@ def _settings(run: RunStart) -> dict[str, Any]:
         for key in ("data", "clients", "outliers", "train", "methods", "search")
         if key in run.settings
     }
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted names.
-
-    >>> _flat({"train": {"lr": 0.1}, "data": "digits"})
-    {'train.lr': 0.1, 'data': 'digits'}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _name(run: RunStart) -> str:

@@ -94,11 +94,17 @@ def read_trained_run(folder: Path, seed: int | None = None, round: int | None = 
 
     with interpreting(run_folder.folder):
         return TrainedRun(
-            str(folder), fingerprint, run_folder.description(), run_folder.constants(), state.server, client_state,
-            state.round, lambda method: _evaluation(run_folder, state.round, method),
-            partial(_scores, run_folder.folder, state.round),
-            str(read_record(folder)["environment"].get("fedtilt", __version__)),
-        )  # fmt: skip
+            source=str(folder),
+            fingerprint=fingerprint,
+            description=run_folder.description(),
+            constants=run_folder.constants(),
+            server=state.server,
+            client_state=client_state,
+            round=state.round,
+            evaluation=partial(_evaluation, run_folder, state.round),
+            scores=partial(_scores, run_folder.folder, state.round),
+            version=str(read_record(folder)["environment"].get("fedtilt", __version__)),
+        )
 
 
 def _evaluation(run_folder: RunFolder, round: int, method: str) -> Evaluation | None:
@@ -142,9 +148,17 @@ def _read_site(folder: Path) -> TrainedRun:
             summary = RoundMetrics.from_json(read_json(folder / "evaluation.json"))
             evaluation = Evaluation(summary, counts[method], total)
         return TrainedRun(
-            str(folder), fingerprint, run_folder.description(), run_folder.constants(), {method: server},
-            lambda *_: kept, round, lambda _: evaluation, partial(_scores, folder, round), own_client=0,
-        )  # fmt: skip
+            source=str(folder),
+            fingerprint=fingerprint,
+            description=run_folder.description(),
+            constants=run_folder.constants(),
+            server={method: server},
+            client_state=lambda *_: kept,
+            round=round,
+            evaluation=lambda _: evaluation,
+            scores=partial(_scores, folder, round),
+            own_client=0,
+        )
 
 
 def open_seed(folder: Path, seed: int | None = None) -> tuple[int, RunFolder]:

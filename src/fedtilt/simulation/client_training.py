@@ -11,7 +11,7 @@ from fedtilt.auditing.collect import ClientRound, Collector
 from fedtilt.engine.client import ClientUpdate, finish, plan
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.engine.prepare import PreparedRun
-from fedtilt.engine.root_set import RootSet
+from fedtilt.engine.root_set import RootUpdate
 from fedtilt.engine.server import RoundRule
 from fedtilt.executors.in_process import Executor
 from fedtilt.methods import ServerRound
@@ -26,8 +26,9 @@ def merge_equal(server: Mapping[str, ServerState]) -> dict[str, ServerState]:
     distinct: list[Tensor] = []
 
     def merge(tensor: Tensor) -> Tensor:
-        on_device = [other for other in distinct if other.device == tensor.device]  # some are always on the CPU
-        equal = next((other for other in on_device if torch.equal(other, tensor)), None)
+        # some are always on the CPU; `torch.equal` of two types compares values alone
+        alike = [other for other in distinct if (other.device, other.dtype) == (tensor.device, tensor.dtype)]
+        equal = next((other for other in alike if torch.equal(other, tensor)), None)
         if equal is None:
             distinct.append(tensor)
         return tensor if equal is None else equal
@@ -126,24 +127,22 @@ def store_states(state: FederationState, kept: Mapping[str, Mapping[int, ClientS
                 state.client_states.put((name, client), state.round, stored)
 
 
-def train_on_root_sets(prepared: PreparedRun, server: Mapping[str, ServerState], round: int) -> dict[str, Tensor]:
-    """For every method with a root set, the shared parameters after a client's round on the root set."""
-    settings, federation, trained = prepared.settings, prepared.federation, {}
-    for m in prepared.methods:
-        root = RootSet.of(m, federation, settings.seed, prepared.device)
-        if root is not None:
-            trained[m.name] = root.train(
-                m, server[m.name], net=prepared.net, parts=prepared.parts, settings=settings,
-                backend=prepared.backend.name, round=round,
-            )  # fmt: skip
-    return trained
+def train_on_root_sets(prepared: PreparedRun, server: Mapping[str, ServerState], round: int) -> dict[str, RootUpdate]:
+    """For every method with a root set, what a client's round on it gives."""
+    return {
+        m.name: prepared.roots[m.name].train(
+            m, server[m.name], net=prepared.net, parts=prepared.parts, settings=prepared.settings,
+            backend=prepared.backend.name, round=round,
+        )
+        for m in prepared.methods if m.name in prepared.roots
+    }  # fmt: skip
 
 
 def received_updates(
     prepared: PreparedRun,
     server: Mapping[str, ServerState],
     updates: Mapping[str, Mapping[int, ClientUpdate]],
-    roots: Mapping[str, Tensor],
+    roots: Mapping[str, RootUpdate],
     number: int,
 ) -> Mapping[str, Mapping[int, ClientUpdate]]:
     """Method → client → its update; those of attackers are forged."""
@@ -153,10 +152,11 @@ def received_updates(
     forged = {}
     for m in prepared.methods:
         by_client = {client: updates[m.name][client] for client in sorted(updates[m.name])}
+        root = roots.get(m.name)
         asked = ServerRound(
-            received=server[m.name].parameters, population=federation.clients, selected=len(by_client),
-            round=number, root=roots.get(m.name),
+            received=server[m.name].parameters, population=federation.population, selected=len(by_client),
+            round=number, root=root and root.parameters,
         )  # fmt: skip
-        rule, _ = RoundRule.of(m, server[m.name], asked, by_client, settings)
+        rule, _ = RoundRule.of(m, server[m.name], asked, by_client, settings, federation.left_out)
         forged[m.name] = forge(federation.attack, rule, by_client, federation.attackers)
     return forged

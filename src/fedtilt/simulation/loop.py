@@ -95,7 +95,7 @@ def simulate_prepared(
 ) -> Generator[Round, None, None]:
     """`simulate` with checked inputs; `notice` is called with messages for the user, which else are warnings."""
     methods, device = prepared.methods, prepared.device
-    initial = {m.name: initial_server(m, prepared.parts, prepared.federation.clients, prepared.net) for m in methods}
+    initial = {m.name: initial_server(m, prepared.parts, prepared.federation.population, prepared.net) for m in methods}
     if state is None:
         state = FederationState(0, initial, ClientStates() if client_states is None else client_states)
     for m in methods:
@@ -229,6 +229,7 @@ def _update(
             round=number,
             root=roots.get(m.name),
             clients=federation.clients,
+            left_out=federation.left_out,
             are_valid=received[m.name] is updates[m.name],
         )
         for m in methods

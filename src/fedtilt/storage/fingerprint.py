@@ -98,9 +98,12 @@ def digest_of(tensors: Sequence[torch.Tensor]) -> str:
 def read_fingerprint(path: Path) -> dict[str, Any]:
     """A fingerprint of a run folder, with the keys that every fingerprint has."""
     match fingerprint := read_json(path):
-        case {"train": {"rounds": int()}, "methods": {**methods}} if methods:
+        case {
+            "train": {"rounds": int()}, "methods": {**methods}, "data": _, "clients": int(),
+            "outliers": {"kind": str(), "clients": _},
+        } if methods:  # fmt: skip
             return dict(fingerprint)
-    raise InputError(f"{path} is damaged: it has no rounds or methods; restore it from a copy")
+    raise InputError(f"{path} is damaged: it lacks rounds, methods, data, clients or outliers; restore it from a copy")
 
 
 def check_unchanged(folder: Path, before: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,18 @@ def _to_json(value: Any) -> Any:
     if callable(value):
         return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', type(value).__qualname__)}"
     return [_to_json(part) for part in value] if isinstance(value, tuple | list) else value
+
+
+def flat_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted names.
+
+    >>> flat_settings({"train": {"lr": 0.1}, "data": "digits"})
+    {'train.lr': 0.1, 'data': 'digits'}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flat_settings(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -253,7 +253,7 @@ class InMemoryRun:
 
     def describe(
         self, *, model: Mapping[str, Any], constants: Mapping[str, Tensor], backend: str, **names: Any
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Remember what `RunFolder.describe` writes."""
         self._description, self._constants = {**names, **model}, constants
 

@@ -112,7 +112,7 @@ def choose_backend(
         raise InputError(f"unknown backend {backend!r}; choose one of auto, {', '.join(BACKENDS)}")
     for job in jobs:
         if job.objective is not None:
-            check_objective(job.objective)
+            check_objective(job.objective, weighted=weighted)
     reasons: dict[str, str] = {}
     x, target = (None, None) if sample is None else sample
     for name in _FASTEST_FIRST[device_type] if backend == "auto" else (backend,):

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -14,9 +16,10 @@ from flwr.app import Message
 from typer.testing import CliRunner
 
 from fedtilt.cli.deploy import app
-from fedtilt.cli.deploy_status import StatusServer, run_statuses
+from fedtilt.cli.deploy_status import StatusServer
 from fedtilt.files import write_json
 from fedtilt.flower.deploy.local_cluster import LocalCluster
+from fedtilt.flower.run_status import run_statuses
 from tests.helpers.loopback import Deployment
 
 
@@ -119,3 +122,8 @@ def test_the_page_shows_the_status_of_the_runs(run: Path) -> None:
     assert "after round 2: accuracy " in page
     assert "<li>site 1: round 1; in round 2: did not reply in time</li>" in page
     assert server.server_address[0] == "127.0.0.1"
+
+
+def test_the_status_needs_no_pytorch() -> None:
+    code = "import sys, fedtilt.cli.deploy_status; assert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

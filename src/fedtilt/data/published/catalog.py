@@ -36,7 +36,7 @@ def entry(name: str) -> Entry:
 
 def load(
     name: str, folder: str | os.PathLike[str] | None = None, *, seed: int = 0, labels: str | None = None
-) -> Dataset:  # fmt: skip
+) -> Dataset:
     """Read a data set of the catalogue.
 
     Args:

@@ -88,7 +88,7 @@ def _write(
         def fill(i: int) -> None:
             image = decode_image(paths[i], size, channels)
             if image.shape != first.shape:
-                raise _different(paths[i], image, paths[0], first)
+                raise _shape_error(paths[i], image, paths[0], first)
             pixels[i] = image
 
         pool = ThreadPoolExecutor()  # Pillow decodes without Python's lock
@@ -151,7 +151,7 @@ def natural_mode(path: Path, image: Any) -> str:
     return "RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB"
 
 
-def _different(path: Path, image: np.ndarray, first_path: Path, first: np.ndarray) -> InputError:
+def _shape_error(path: Path, image: np.ndarray, first_path: Path, first: np.ndarray) -> InputError:
     if len(image) != len(first):
         return InputError(
             f"image {path} has {len(image)} channels, but {first_path} has {len(first)}; convert all with channels = 1 "

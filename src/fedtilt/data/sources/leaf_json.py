@@ -173,7 +173,7 @@ def _read_tweets(data: Mapping[str, Any], origin: str, words: int, vocabulary: i
 
 
 def _reshape(clients: Sequence[ClientSamples], shape: Sequence[int] | None) -> list[ClientSamples]:
-    """LabelledSamples of numbers in their shape; without one, what looks like FEMNIST becomes images."""
+    """Samples of numbers in their shape; without one, what looks like FEMNIST becomes images."""
     parts = [part for client in clients for part in (client.train, client.test) if part is not None and len(part)]
     sizes = {part.x.shape[1] for part in parts if isinstance(part.x, Tensor)}
     size = sizes.pop()

@@ -1,4 +1,4 @@
-"""LabelledSamples and their targets, from arrays, tensors and lists, and one data set of several clients' samples."""
+"""Samples and their targets, from arrays, tensors and lists, and one data set of several clients' samples."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -68,7 +68,7 @@ class ClientSamples:
 def from_arrays(
     x: object, y: object, origin: str, class_names: Sequence[str] | None = None, task: str = "classification"
 ) -> LabelledSamples:
-    """LabelledSamples from arrays, tensors or lists; `x` may be a dictionary of them.
+    """Samples from arrays, tensors or lists; `x` may be a dictionary of them.
 
     uint8 arrays of three or four dimensions are images, other integers tokens (int64), and the rest is float32.
     """

@@ -106,14 +106,14 @@ _IDENTIFIER = re.compile(r"(^|[\W_])(id|key|index|uuid|nr|no|number)$|^unnamed: 
 
 def column_warnings(
     column: Column, cells: ColumnValues, train: np.ndarray, labels: np.ndarray, target: str | None
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """One sentence per problem with a feature; `train` are the positions of the training rows."""
     return [f"column {column.name!r} {text}" for text in _problems(column, cells, train, labels, target)]
 
 
 def _problems(
     column: Column, cells: ColumnValues, train: np.ndarray, labels: np.ndarray, target: str | None
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     if column.kind in NUMERIC and not column.deviation and _overflows(cells.values[train]):  # type: ignore[index]
         largest = np.nanmax(np.abs(cells.values[train]))  # type: ignore[index]
         yield f"has values up to {largest:.0e}, too large to standardise; its input is 0: divide it"

@@ -278,7 +278,7 @@ def _remove_codes(
 
 def _summarise_names(
     name: str, column: ColumnValues, positions: np.ndarray, min_count: int, is_given: bool, joins: bool
-) -> ColumnSummary:  # fmt: skip
+) -> ColumnSummary:
     """A column of names; a site with few rows of it may find another kind than one with many."""
     if column.codes is None:  # ignored, or an identifier
         return ColumnSummary(name=name, kind=column.kind, rows=len(positions), missing=0)

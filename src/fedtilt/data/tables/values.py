@@ -58,7 +58,7 @@ def read_column(reader: TableReader, name: str, known: Column | None = None, *, 
 
 def _read_text(
     reader: TableReader, name: str, arrays: Sequence[pa.ChunkedArray], typed: Sequence[bool], known: Column | None
-) -> ColumnValues:  # fmt: skip
+) -> ColumnValues:
     """A column of text; beside values that are no names, words such as unknown are missing cells."""
     column = TextColumn(reader, name, arrays, typed)
     words = sorted(text for text in column.present if text.casefold() in UNKNOWN_WORDS)

@@ -17,6 +17,8 @@ from fedtilt.methods.training import ClientBatches, ClientResult, Training
 from fedtilt.methods.weightings import Weighting
 from fedtilt.models import logits, trained_parameters
 
+_TINY = torch.finfo(torch.float32).tiny
+
 
 @dataclass(frozen=True)
 class FedAs(Training):
@@ -35,7 +37,7 @@ class FedAs(Training):
     align_lr: float = setting(0.01, "learning rate of the alignment; 0: there is none", ge=0)
 
     def init_client(self, model: nn.Module) -> Slot:
-        """The head, the mean features (C, F), and how many samples of each class they are of."""
+        """The head, the mean features (C, F), and how many samples of each class they are of, by their weights."""
         head = last_linear(model, self.rule)
         own = {f"head.{name}": p.detach().clone() for name, p in head.named_parameters()}
         means = torch.zeros(head.out_features, head.in_features)
@@ -68,8 +70,8 @@ class FedAs(Training):
         for batch in self._pass(batches):
             features, _ = with_features(model, batch.x, self.rule)
             distances = (features - slot["means"][batch.y]).square().mean(1) * (slot["counts"][batch.y] > 0)
-            of_class = members(batch.y, len(slot["counts"]))
-            step((distances @ of_class / of_class.sum(0).clamp_min(1)).sum())
+            of_class = members(batch.y, len(slot["counts"]), batch.weights)
+            step((distances @ of_class / of_class.sum(0).clamp_min(_TINY)).sum())
 
     @staticmethod
     def _pass(batches: ClientBatches) -> Any:
@@ -77,9 +79,9 @@ class FedAs(Training):
 
     def _means(self, model: nn.Module, batches: ClientBatches) -> dict[str, Tensor]:
         features, outputs = evaluated(model, batches.x, len(batches.y), self.rule)
-        of_class = members(batches.y, outputs.shape[1])
+        of_class = members(batches.y, outputs.shape[1], batches.weights)
         counts = of_class.sum(0)
-        return {"means": of_class.T @ features / counts.clamp_min(1)[:, None], "counts": counts}
+        return {"means": of_class.T @ features / counts.clamp_min(_TINY)[:, None], "counts": counts}
 
     def _fisher(self, model: nn.Module, batches: ClientBatches) -> Tensor:
         net = copy.deepcopy(model).eval()

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from fedtilt.config.setting_fields import setting
 from fedtilt.errors import InputError
 from fedtilt.methods.component import ServerRound, Slot
-from fedtilt.methods.features import evaluated, last_linear, with_features
+from fedtilt.methods.features import check_features, evaluated, last_linear, with_features
 from fedtilt.methods.method import Method
 from fedtilt.methods.presets import compose, preset
-from fedtilt.methods.training import ClientBatches, ClientResult, Training, mean
+from fedtilt.methods.training import ClientBatches, ClientResult, Training
 
 
 @dataclass(frozen=True)
@@ -59,19 +59,20 @@ class FedDbe(Training):
             features, outputs = with_features(model, batch.x, self.rule, own if is_agreed else None)
             loss = batch.mean(batches.loss(outputs, batch.y))
             if is_agreed:
-                running = (1 - self.momentum) * running.detach() + self.momentum * features.mean(0)
+                running = (1 - self.momentum) * running.detach() + self.momentum * _mean(features, batch.weights)
                 loss = loss + self.kappa / 2 * (running - received["mean"]).square().mean()
             step(loss)
         personal = copy.deepcopy(model)
         head = last_linear(personal, self.rule)
         with torch.no_grad():
             head.bias.add_(head.weight @ own)
-        sent = torch.zeros_like(running) if is_agreed else self._mean(model, batches)
+        sent = torch.zeros_like(running) if is_agreed else self._all_features_mean(model, batches)
         return ClientResult(model, personal=personal, slot={"mean": own.detach()}, sends={"mean": sent})
 
-    def _mean(self, model: nn.Module, batches: ClientBatches) -> Tensor:
+    def _all_features_mean(self, model: nn.Module, batches: ClientBatches) -> Tensor:
         features, _ = evaluated(model, batches.x, len(batches.y), self.rule)
-        return torch.stack([mean(column, batches.weights) for column in features.unbind(1)])
+        check_features(features, self.rule)
+        return _mean(features, batches.weights)
 
     def server_step(self, sent: Mapping[str, Tensor], round: ServerRound, slot: Slot) -> Slot:
         """The agreed mean, once."""
@@ -81,6 +82,11 @@ class FedDbe(Training):
         share = torch.ones(len(means)) if round.samples is None else round.samples
         share = (share / share.sum()).to(means)
         return {"mean": (share @ means).to(slot["mean"]), "agreed": torch.ones_like(slot["agreed"])}
+
+
+def _mean(features: Tensor, weights: Tensor | None) -> Tensor:
+    """The mean (F,) of the features of samples (n, F) with these weights."""
+    return features.mean(0) if weights is None else weights @ features / weights.sum()
 
 
 @preset(FedDbe)

@@ -57,9 +57,7 @@ class FedMinMax(Training):
                 "columns of groups"
             )
         _, outputs = evaluated(model, batches.x, len(batches.y), self.rule)
-        member = members(batches.groups, count)
-        if batches.weights is not None:
-            member = member * batches.weights.to(member)[:, None]
+        member = members(batches.groups, count, batches.weights)
         sent = {"samples": member.sum(0), "losses": batches.loss(outputs, batches.y).detach().float() @ member}
         weights = self._weights(received)
         step = batches.stepper(model.parameters())
@@ -72,7 +70,7 @@ class FedMinMax(Training):
     def _weights(slot: Slot) -> Tensor:
         """Mu / rho; before the first round all 1."""
         known = slot["samples"] > 0
-        rho = slot["samples"] / slot["samples"].sum().clamp_min(1)
+        rho = slot["samples"] / slot["samples"].sum().clamp_min(torch.finfo(torch.float32).tiny)
         return torch.where(known, slot["mu"] / rho.where(known, 1.0), 1.0)
 
     def server_step(self, sent: Mapping[str, Tensor], round: ServerRound, slot: Slot) -> Slot:

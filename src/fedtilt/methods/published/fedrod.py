@@ -54,8 +54,7 @@ class FedRod(Training):
 
     def _prior(self, batches: ClientBatches) -> Tensor:
         """Gamma · log(samples of each class); of a class without any, a very low number."""
-        of_class = members(batches.y, batches.classes)
-        counts = of_class.sum(0) if batches.weights is None else batches.weights.to(of_class) @ of_class
+        counts = members(batches.y, batches.classes, batches.weights).sum(0)
         return self.gamma * counts.clamp_min(torch.finfo(counts.dtype).tiny).log()
 
 
