@@ -58,7 +58,7 @@ def test_free_text():
 
 
 def test_a_constant():
-    expected = ["column 'c' is constant in the training rows; its input is always 0: drop it"]
+    expected = ["column 'c' is constant in the training rows; its input is always the same: drop it"]
     assert about(clean().assign(c=0.1)) == expected
     assert about(clean().assign(c="x")) == expected
 

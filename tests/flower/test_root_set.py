@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedtilt.errors import InputError
+from fedtilt.files import read_json
 from fedtilt.flower import Task
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
@@ -76,6 +77,8 @@ def test_a_root_set_that_is_missing_or_has_no_effect_is_one_line(
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run/seed-0").exists()
+    # what fedtilt deploy run prints; without it, the traceback of the server's log
+    assert read_json(tmp_path / "run/stopped.json")["reason"] == str(error.value)
 
 
 def test_a_file_beside_the_specs_own_data_is_one_line(spec: Path, tmp_path: Path) -> None:

@@ -95,6 +95,17 @@ def test_mistakes(patients: tuple, arguments: dict, message: str) -> None:
         ft.FairClassifier(**FAST).fit(patients[0], patients[1][1:])
 
 
+@pytest.mark.parametrize("missing", [None, float("nan"), pandas.NA])
+def test_missing_labels_are_counted(patients: tuple, missing: object) -> None:
+    frame, labels = patients
+    changed = labels.astype(object).tolist()
+    changed[7] = changed[9] = missing
+    with pytest.raises(ft.InputError, match="y has no label in 2 of 300 rows, the first row 7; drop these rows"):
+        ft.FairClassifier(**FAST).fit(frame, pandas.Series(changed, dtype=object))
+    with pytest.raises(ft.InputError, match="y has no label in 1 of 300 rows, the first row 0"):
+        ft.FairClassifier(**FAST).fit(frame, [float("nan"), *(labels == labels[0]).astype(float)[1:]])
+
+
 def test_it_works_in_a_pipeline_and_says_what_text_needs(patients: tuple[object, object], tmp_path: Path) -> None:
     frame, label = patients
     parts = [("scaled", StandardScaler(), ["age", "pressure"]), ("same", "passthrough", ["hospital", "ward"])]

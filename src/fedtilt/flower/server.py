@@ -53,8 +53,8 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
     """Train to the last round; a run that cannot continue raises, so that Flower does not report it as completed."""
     resolved, policy, keys = task.resolve(config), RoundPolicy.from_config(config), site_keys()
     folder, grid = run_path(resolved, config), network_grid(grid)
-    _check_root(task, resolved, config)
     with open_run_folder(folder):
+        _check_root(task, resolved, config)
         settings = continued(seed_folder(folder, resolved.spec.seed), resolved.settings)
         resolved = resolved._replace(settings=settings)
         schema = None

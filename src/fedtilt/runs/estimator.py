@@ -167,6 +167,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             columns = {name: reader.read(name) for name in reader.header}
             if is_new and len(reader) != len(labels):
                 raise InputError(f"X has {len(reader)} rows and y has {len(labels)}; give one label per row")
+            _check_labels(labels)
             return columns, labels
         try:
             checked = validate_data(self, X, y, reset=is_new) if is_new else validate_data(self, X, reset=False)
@@ -177,6 +178,15 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             raise InputError(f"{error}: an array has numbers only; {remedy}") from None
         array, labels = checked if is_new else (checked, labels)
         return {f"x{i}": pa.chunked_array([pa.array(array[:, i])]) for i in range(array.shape[1])}, labels
+
+
+def _check_labels(labels: np.ndarray) -> None:
+    """Raise InputError for missing labels: None, NaN and pandas.NA."""
+    others = [str(label) if not isinstance(label, str) else "" for label in labels.tolist()]
+    missing = np.flatnonzero(np.isin(others, ("None", "nan", "NaT", "<NA>")))
+    if len(missing):
+        rows = f"{len(missing)} of {len(labels)} rows, the first row {missing[0]}"
+        raise InputError(f"y has no label in {rows}; drop these rows from X and y")
 
 
 def _texts(columns: Mapping[str, pa.ChunkedArray], name: str | None, rows: int) -> list[object]:

@@ -178,7 +178,7 @@ SUSPICIOUS = {
     "column 'share' has cells with % beside shares without it, such as 0.38, and reads both as percent": beside(
         "share", (f"{k % 40} %" if k % 2 else k % 40 / 100 for k in range(ROWS))
     ),
-    "column 'unit' is constant in the training rows; its input is always 0: drop it": beside("unit", [3] * ROWS),
+    "column 'unit' is constant in the training rows; its input is always the same: drop it": beside("unit", [3] * ROWS),
     "column 'balance' has no name with enough rows at a client (min_count), and all are one input": beside(
         "balance", (f"({k % 30}.5)" for k in range(ROWS))
     ),

@@ -139,6 +139,14 @@ def test_new_rows_may_have_gaps_and_unseen_categories():
     assert torch.isfinite(got).all()
 
 
+def test_a_new_name_in_a_column_that_was_constant_changes_no_input():
+    """Its weight is a part of the bias: an input of 0 instead of 1 would shift every prediction."""
+    data = table(patients().assign(unit="mg/l"), target="diagnosis")
+    new = patients().head(3).assign(unit=["mg/l", "mg/dl", None])
+    inputs = transform(new, like=data)[:, list(data.schema.inputs).index("unit = mg/l")]
+    assert inputs.tolist() == [1, 1, 1]
+
+
 def test_a_schema_file_is_read_back_and_edited(tmp_path):
     frame, path = patients(), tmp_path / "schema.json"
     data = table(frame, target="diagnosis")

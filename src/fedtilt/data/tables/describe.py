@@ -122,7 +122,7 @@ def _problems(
         yield "has no name with enough rows at a client (min_count), and all are one input: drop it, or group them"
         return
     if _is_constant(column):
-        yield "is constant in the training rows; its input is always 0: drop it"
+        yield "is constant in the training rows; its input is always the same: drop it"
         return
     if column.kind == "number" and _is_row_number(column, cells, train):
         yield "looks like an identifier: a different whole number in every row; drop it"

@@ -104,7 +104,8 @@ def _fill_names(inputs: np.ndarray, reader: TableReader, column: Column, cells: 
     """One input per known name, one for all others and one for missing, where the schema has them."""
     categories = column.categories or ()
     known = {name: position for position, name in enumerate(categories)}
-    other = len(categories) if column.other else -1  # −1: all inputs are 0
+    is_constant = len(inputs) == 1 and not column.gaps  # in the training rows, so a new name must not change its input
+    other = len(categories) if column.other else 0 if is_constant else -1  # −1: all inputs are 0
     position = np.array([known.get(name, other) for name in cells.names] + [len(inputs) - 1 if column.gaps else other])
     where = position[cells.codes]  # code −1, missing, is the last
     present = np.flatnonzero(where >= 0)
