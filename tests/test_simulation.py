@@ -22,7 +22,7 @@ from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import compute_metrics
 from fedtilt.executors import forked
 from fedtilt.models import parameters_to_vector, vector_to_parameters
-from fedtilt.simulation.client_training import merge_equal
+from fedtilt.simulation.simulator import merge_equal
 from fedtilt.state import ClientState, ServerState
 from fedtilt.training.stacked import stackable_copy
 

@@ -1,8 +1,13 @@
-"""A value as TOML."""
+"""A value as TOML, and TOML as values."""
 
 import json
 import re
+import tomllib
 from typing import Any
+
+from fedtilt.checks import is_nested_too_deeply
+
+_LONG_DOTTED_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){50}""")
 
 
 def format_toml(value: Any) -> str:
@@ -29,3 +34,12 @@ def format_toml(value: Any) -> str:
 
 def _format_key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else format_toml(key)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML; more levels than any spec needs are a `RecursionError`."""
+    # a dotted key costs tomllib the square of its length
+    raw = None if _LONG_DOTTED_KEY.search(text) else tomllib.loads(text)
+    if raw is None or is_nested_too_deeply(raw):
+        raise RecursionError
+    return raw

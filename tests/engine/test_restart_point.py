@@ -18,7 +18,7 @@ from fedtilt.executors import sharded_models
 from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.math import client_models
 from fedtilt.math.client_models import column_blocks
-from fedtilt.simulation import loop
+from fedtilt.simulation import loop, simulator
 from fedtilt.state import ClientState
 from fedtilt.training import LocalJob
 from tests.helpers import plain_loop
@@ -58,7 +58,7 @@ def use(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(columns) > 1
         return StoringExecutor(inner, store, columns)
 
-    monkeypatch.setattr(loop, "make_executor", make_executor)
+    monkeypatch.setattr(simulator, "make_executor", make_executor)
 
 
 @functools.cache

@@ -15,8 +15,10 @@ from fedtilt.math.losses import cross_entropy
 from fedtilt.optimizers import SGD, Adam, AdamW, Optimizer
 from fedtilt.parts import buffers_to_vector, changing_buffers
 from fedtilt.training import BACKENDS, LocalJob, Trained, make_batches, native, stacked
-from fedtilt.training.stacked import stack
+from fedtilt.training.stacked import compilation, graph_parts, stack
 from fedtilt.training.stacked.compilation import lift_constants, simplify
+from fedtilt.training.stacked.compiler_processes import CompilerProcesses
+from fedtilt.training.stacked.compiler_worker import graph_from_text, graph_text
 from fedtilt.training.stacked.layers import ParameterRows
 from fedtilt.training.stacked.vmap_step import VmapStep
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
@@ -295,15 +297,88 @@ def test_a_graph_that_changes_its_own_values_or_draws_numbers_stays_as_it_is() -
     assert graphs[0](x).tolist() == [3.0, 3.0, 3.0]
 
 
+class ChangesInPlace(nn.Module):
+    """What it computes is changed afterwards, and read as a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x.flatten(1))
+        part = hidden[:, 2:4]
+        hidden.mul_(2)
+        return self.second(torch.relu_(hidden) + part.sum(1, keepdim=True))
+
+
+def convolutions() -> nn.Module:
+    convs = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 3, 3), nn.MaxPool2d(2)
+    return nn.Sequential(*convs, nn.Flatten(), nn.Dropout(0.25), nn.LazyLinear(CLASSES))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # torch's compiler uses deprecated parts of torch
+@pytest.mark.parametrize("build", [convolutions, ChangesInPlace], ids=["convolutions", "in-place"])
+def test_a_step_in_parts_is_the_step(build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts go through their text, as to another process, and are run one after the other, uncompiled."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(graph_parts, "_OPERATIONS", 10)
+    run: list[list[torch.fx.GraphModule]] = []
+
+    def uncompiled(graph: torch.fx.GraphModule, settings: object):
+        run[-1].append(graph)
+        return lambda inputs: graph(*inputs)
+
+    monkeypatch.setattr(compilation, "compile_part", uncompiled)
+    monkeypatch.setattr(compilation, "graph_from_text", lambda text: graph_from_text(as_text(graph_from_text(text))))
+    model = models.build(build, SHAPE, CLASSES, seed=3)
+    names = changing_buffers(model, SHAPE)
+    jobs, batches = make_jobs(model)
+    jobs = [replace(job, lr=0.01, buffer_names=names) for job in jobs]
+    if names:
+        jobs = [replace(job, buffers=buffers_to_vector(model, names)) for job in jobs]
+    whole = BACKENDS["stacked"](model, jobs, batches)
+    stacked.clear_cache()
+
+    def compiled_step(*arguments):
+        run.append([])
+        return VmapStep(*arguments, compiled=True)
+
+    monkeypatch.setattr(stack, "VmapStep", compiled_step)
+    in_parts = BACKENDS["stacked"](model, jobs, batches)
+    stacked.clear_cache()
+    assert all(len(parts) > 3 for parts in run)
+    for a, b in zip(in_parts, whole, strict=True):
+        torch.testing.assert_close(a.parameters, b.parameters, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(a.buffers, b.buffers, rtol=1e-5, atol=1e-6)
+
+
+def as_text(graph: torch.fx.GraphModule) -> str:
+    text = graph_text(graph)
+    assert text is not None
+    return text
+
+
+def test_a_graph_with_a_function_of_python_has_no_text() -> None:
+    graph = torch.fx.symbolic_trace(lambda x: torch.sin(x) + 1)
+    for node in graph.graph.find_nodes(op="placeholder"):
+        node.meta["val"] = torch.zeros(2)
+    assert graph_text(graph) is None
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # torch's compiler uses deprecated parts of torch
 @pytest.mark.skipif(not native.available(), reason="torch compiles with a C++ compiler on the CPU")
 def test_a_compiled_step_is_the_same_and_is_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on CUDA, where every step is compiled."""
+    """As on CUDA, where every step is compiled: by two processes at first, and then from the cache."""
     from torch._dynamo.utils import counters
 
     for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setattr(graph_parts, "_OPERATIONS", 30)
+    monkeypatch.setattr(compilation, "process_count", lambda device: 2)
+    started: list[int] = []
+    start = CompilerProcesses.__init__
+    monkeypatch.setattr(CompilerProcesses, "__init__", lambda *args: started.append(args[2]) or start(*args))
     layers = nn.Flatten(), nn.Linear(64, 6, bias=False), nn.BatchNorm1d(6), nn.Linear(6, CLASSES)
     model = models.build(lambda: nn.Sequential(*layers), SHAPE, CLASSES, seed=3)
     model[3].bias.requires_grad_(False)
@@ -314,11 +389,13 @@ def test_a_compiled_step_is_the_same_and_is_found_in_the_cache(tmp_path: Path, m
     recipe = {"buffer_names": names, "buffers": buffers, "optimizer": optimizer, "loss": loss, "lr": 0.01}
     jobs = [replace(job, **recipe) for job in jobs]
     monkeypatch.setattr(stack, "VmapStep", partial(VmapStep, compiled=True))
-    for found in (0, 1):
+    for processes in (2, 0):
         counters.clear()
         stacked.clear_cache()
         assert_equal_training(model, jobs, batches)
-        assert counters["aot_autograd"]["autograd_cache_hit"] == found
+        assert started.pop() == processes
+        assert counters["inductor"]["fxgraph_cache_hit"] > 1
+        assert counters["inductor"]["fxgraph_cache_miss"] == 0
     stacked.clear_cache()
 
 

@@ -1,42 +1,29 @@
 """Simulate a federation on one machine, round by round: every method on the same clients, batches and outliers.
 
-The loop of a round: select clients, plan their jobs, train, update the server, evaluate. All inputs are checked before
-anything is trained or written (`fedtilt.engine.prepare`). Jobs are trained by an executor, in this process (on a GPU,
-or without workers) or in one worker process per core, with one of the `BACKENDS` of `fedtilt.training`.
+All inputs are checked before anything is trained or written (`fedtilt.engine.prepare`). Jobs are trained by an
+executor, in this process (on a GPU, or without workers) or in one worker process per core, with one of the `BACKENDS`
+of `fedtilt.training`.
 """
 
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
-from fedtilt.attacks.attack import AttackedFederation
-from fedtilt.auditing.collect import Collector
 from fedtilt.cluster.remote_tensor import LostTensorError
 from fedtilt.data import Federation
 from fedtilt.data.data_warnings import warn
-from fedtilt.engine.client_states import ClientStates, FederationState, RestartPoint
-from fedtilt.engine.prepare import PreparedRun, check_effects, make_executor, prepare
-from fedtilt.engine.server import ServerUpdate, server_update
+from fedtilt.engine.client_states import ClientStates, FederationState, Owner, StoredState
+from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
 from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
 from fedtilt.engine.state import check_server, initial_server
-from fedtilt.engine.updates import check_finite
 from fedtilt.errors import InputError
-from fedtilt.evaluation.evaluator import Evaluator
-from fedtilt.evaluation.metrics import compute_metrics
 from fedtilt.evaluation.stop_check import StopCheck
-from fedtilt.executors.in_process import Executor, one_thread
+from fedtilt.executors.in_process import one_thread
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
-from fedtilt.simulation.client_training import (
-    merge_equal,
-    plan_clients,
-    received_updates,
-    store_states,
-    train_clients,
-    train_on_root_sets,
-)
 from fedtilt.simulation.round import Round
+from fedtilt.simulation.simulator import Simulator
+from fedtilt.state import ServerState
 from fedtilt.storage.releases import Releases
 from fedtilt.training.precision import fp32_deterministic
 
@@ -106,36 +93,61 @@ def simulate_prepared(
     return _rounds(prepared, state, notice or (lambda text: warn([text])), releases or Releases(None, state.round))
 
 
+_ROUNDS = 10  # between two restart points, where models stay on the nodes
+_MAX_LOSSES = 3  # after one restart point
+
+
+class RestartPoint:
+    """The last state of a federation that this process and its files have in full.
+
+    The rounds since then are trained again, bit-identical: all that is random depends on the numbers of rounds.
+    """
+
+    def __init__(self) -> None:
+        self._round = 0
+        self._server: dict[str, ServerState] = {}
+        self._stored: dict[Owner, StoredState] | None = None  # None: no model was on a node
+        self._losses = 0
+
+    def save(self, state: FederationState, *, on_nodes: bool) -> None:
+        """Make this state the restart point, if one is due; `on_nodes`: the next models stay on the nodes."""
+        is_due = self._stored is None or state.round >= self._round + _ROUNDS or state.client_states.is_saved
+        if on_nodes and not is_due:
+            return
+        self._stored = state.client_states.save_all() if on_nodes else None
+        if state.round > self._round:
+            self._losses = 0
+        self._round, self._server = state.round, state.server
+
+    def restore(self, state: FederationState) -> str:
+        """Go back, and say so; raises `LostTensorError` if that has not helped before."""
+        self._losses += 1
+        if self._losses > _MAX_LOSSES:
+            raise LostTensorError
+        if self._stored is not None:
+            state.client_states.restore(self._stored)
+        state.round, state.server = self._round, self._server
+        return f"a node died with models that were only there; the rounds after {self._round} are trained again"
+
+
 def _rounds(
     prepared: PreparedRun, state: FederationState, notice: Callable[[str], None], releases: Releases
 ) -> Generator[Round, None, None]:  # fmt: skip
-    federation, settings, device = prepared.federation, prepared.settings, prepared.device
+    rounds, device = prepared.settings.rounds, prepared.device
     prepared.net.to(device)
-    if state.round >= settings.rounds:  # nothing is left to train, and no worker to start
+    if state.round >= rounds:  # nothing is left to train, and no worker to start
         return
-    has_validation = any(map(len, federation.validation_index))
     with fp32_deterministic(device):
-        test = Evaluator(federation, prepared.net, prepared.parts, device)
-        validation = (
-            Evaluator(federation, prepared.net, prepared.parts, device, "validation") if has_validation else None
-        )
-        triggered = None
-        if isinstance(federation, AttackedFederation) and federation.attack.kind == "backdoor":
-            triggered = Evaluator(federation.with_triggers(), prepared.net, prepared.parts, device)
-        executor = make_executor(prepared, notice)
-        collector = Collector(prepared.net, prepared.parts) if settings.audit else None
+        simulator = Simulator(prepared, state, notice, releases)
     restart, yielded = RestartPoint(), state.round
     try:
-        while state.round < settings.rounds:
+        while state.round < rounds:
             # one thread: on small tensors, several threads wait for each other more than they work
             with one_thread(device), fp32_deterministic(device):
                 try:
-                    restart.save(state, on_nodes=executor.on_nodes)
-                    again = state.round < yielded
-                    finished = _run_round(
-                        prepared, state, executor, test, validation, triggered, collector, releases, again
-                    )
-                    if state.round == settings.rounds:
+                    restart.save(state, on_nodes=simulator.executor.on_nodes)
+                    finished = simulator.run_round(evaluate=state.round >= yielded)
+                    if state.round == rounds:
                         state.client_states.fetch_remote()
                 except LostTensorError:
                     notice(restart.restore(state))
@@ -147,99 +159,4 @@ def _rounds(
         try:
             state.client_states.fetch_remote()
         finally:
-            executor.close()
-
-
-def _run_round(
-    prepared: PreparedRun,
-    state: FederationState,
-    executor: Executor,
-    test: Evaluator,
-    validation: Evaluator | None,
-    triggered: Evaluator | None,
-    collector: Collector | None,
-    releases: Releases,
-    again: bool,
-) -> Round:
-    """Train one round; one that is trained again, after a loss, is not evaluated again."""
-    methods, federation, settings = prepared.methods, prepared.federation, prepared.settings
-    started = time.perf_counter()
-    number = state.round + 1
-
-    # 1. select clients
-    selected = settings.selected(number, federation.clients, federation.left_out)
-
-    updated: dict[str, ServerUpdate] = {}
-    mechanism, made = prepared.mechanism and prepared.mechanism.for_round(number), number
-    if selected:
-        updated, made = _update(prepared, state, executor, collector, releases, selected, number)
-    # else all of them are left out, and the models stay as they are
-    state.round = number
-
-    # 5. evaluate
-    evaluate = settings.evaluates(number) and not again
-    return Round(
-        number=number,
-        selected=selected,
-        state=state,
-        counts=test.all_counts(methods, state) if evaluate else None,
-        total=test.total,
-        validation=validation.all_counts(methods, state) if evaluate and validation else None,
-        validation_total=validation.total if validation else None,
-        seconds=time.perf_counter() - started,
-        backend=prepared.backend,
-        screened={name: {**update.bounded, **update.rejected} for name, update in updated.items()},
-        attack_success=_attack_success(methods, state, triggered) if evaluate and triggered else {},
-        privacy=mechanism.loss(made) if mechanism and evaluate else None,
-        _net=prepared.net,
-        _parts={m.name: prepared.parts.keeping(m.local_names) for m in methods},
-        client_names=federation.client_names,
-        _target=federation.target,
-    )
-
-
-def _update(
-    prepared: PreparedRun, state: FederationState, executor: Executor, collector: Collector | None,
-    releases: Releases, selected: list[int], number: int,
-) -> tuple[dict[str, ServerUpdate], int]:  # fmt: skip
-    """Train the selected clients and update the state; also returned: how many models with noise were made."""
-    methods, federation, settings = prepared.methods, prepared.federation, prepared.settings
-
-    # 2. plan their local jobs
-    server = merge_equal(state.server)
-    plans = plan_clients(prepared, server, state.client_states, selected, number)
-
-    # 3. train
-    updates, kept, audited = train_clients(prepared, plans, executor, number, state.client_states, collector)
-
-    # 4. server update; the state changes only after all models have been checked
-    check_finite(number, methods, server, updates, kept)
-    mechanism = prepared.mechanism and prepared.mechanism.for_round(number)
-    # noise of the seed is the same in a round that is repeated, so it is one model
-    made = releases.add() if mechanism and mechanism.seed is None else number
-    roots = train_on_root_sets(prepared, server, number)
-    received = received_updates(prepared, server, updates, roots, number)
-    updated = {
-        m.name: server_update(
-            m,
-            server[m.name],
-            received[m.name],
-            settings,
-            mechanism,
-            round=number,
-            root=roots.get(m.name),
-            clients=federation.clients,
-            left_out=federation.left_out,
-            are_valid=received[m.name] is updates[m.name],
-        )
-        for m in methods
-    }
-    state.server = {name: update.state for name, update in updated.items()}
-    state.round = number
-    store_states(state, kept, audited)
-    return updated, made
-
-
-def _attack_success(methods: Sequence[Method], state: FederationState, triggered: Evaluator) -> dict[str, float]:
-    counts = triggered.all_counts(methods, state)
-    return {name: compute_metrics(found.evaluated, triggered.total).accuracy for name, found in counts.items()}
+            simulator.executor.close()

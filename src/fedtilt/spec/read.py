@@ -5,15 +5,13 @@ import os
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import Field
 from functools import partial
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
-from fedtilt.checks import is_nested_too_deeply
-from fedtilt.config.setting_fields import Name, alternatives, settings_of
+from fedtilt.config.setting_fields import settings_of
 from fedtilt.config.tables import read_values
 from fedtilt.data.tables.settings import TableSettings
 from fedtilt.errors import InputError, NoEffect
@@ -21,11 +19,11 @@ from fedtilt.imports import find_modules_in
 from fedtilt.methods import PRESETS, check_rates_used
 from fedtilt.spec.error_messages import check_tables, method_label, unknown_key
 from fedtilt.spec.fields import TABLES, Spec
-from fedtilt.spec.method import COMPONENT_KEYS, MethodSpec
+from fedtilt.spec.method import MethodSpec
+from fedtilt.spec.overrides import Raw, method_labels, override, split_override
 from fedtilt.spec.starting_point import FEDERATIONS, federation_spec
+from fedtilt.toml_text import parse_toml
 
-Raw = dict[str, Any]
-_LONG_DOTTED_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){50}""")
 _DATA_PATHS = ("file", "images", "leaf", "schema", "exclude", "relabel", "folder")
 _PATHS = (*(("data", key) for key in _DATA_PATHS), ("train", "init"))
 
@@ -81,11 +79,11 @@ def load(
     if methods:
         raw["methods"] = _select_methods(raw.get("methods", []), methods)
     for text in overrides:
-        _override(raw, text)
+        override(raw, text)
     _make_paths_absolute(raw, Path.cwd())
     options = {"seed": seed, "seeds": seeds, "device": device}
     raw |= {key: value for key, value in options.items() if value is not None}
-    last = {key: value for key, _, value in map(partial(_split_override, raw), overrides)}
+    last = {key: value for key, _, value in map(partial(split_override, raw), overrides)}
     given = [key for key, value in last.items() if value]
     parse_given = _parse_without_unused if _is_builtin(source) or of_run else _parse_overridden
     spec = parse_given(raw, given)
@@ -144,7 +142,7 @@ def table_keys(options: Mapping[str, Any], overrides: Sequence[str] = ()) -> Raw
     for text in overrides:
         if not text.strip().startswith("data."):
             raise InputError(f"--set {text} does not describe a table; set a key of [data], such as data.decimal=,")
-        _override(raw, text)
+        override(raw, text)
     found: Raw = raw["data"]
     return found
 
@@ -185,7 +183,7 @@ def _read_toml(source: str | Path) -> tuple[Raw, Path]:
         remedy = f"did you mean {close[0]}?" if close else "`fedtilt init` writes an example"
         raise InputError(f"spec {str(source)!r} is neither a file nor a built-in spec ({builtin_help()}); {remedy}")
     try:
-        raw = _parse_toml(path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n"))
+        raw = parse_toml(path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n"))
     except OSError as error:
         raise InputError(f"spec {path} cannot be read: {error.strerror}; give a readable TOML file") from error
     except UnicodeDecodeError as error:
@@ -196,15 +194,6 @@ def _read_toml(source: str | Path) -> tuple[Raw, Path]:
         raise InputError(f"spec {path} is nested too deeply; remove what is not a key of a spec") from None
     raw.setdefault("name", path.stem)
     return raw, path.parent
-
-
-def _parse_toml(text: str) -> Raw:
-    """Parse TOML; more levels than any spec needs are a `RecursionError`."""
-    # a dotted key costs tomllib the square of its length
-    raw = None if _LONG_DOTTED_KEY.search(text) else tomllib.loads(text)
-    if raw is None or is_nested_too_deeply(raw):
-        raise RecursionError
-    return raw
 
 
 def _toml_problem(error: tomllib.TOMLDecodeError) -> str:
@@ -225,7 +214,7 @@ def _make_paths_absolute(raw: Raw, folder: Path) -> None:
 
 def _select_methods(methods: list[Raw], requested: Sequence[str]) -> list[Raw]:
     """The methods of these names, in this order."""
-    names = _method_labels(methods)
+    names = method_labels(methods)
     selected: list[Raw] = []
     for name in dict.fromkeys(requested):
         if name not in names and name not in PRESETS:
@@ -236,119 +225,3 @@ def _select_methods(methods: list[Raw], requested: Sequence[str]) -> list[Raw]:
         same_name = [method for method, known in zip(methods, names, strict=True) if known == name]
         selected += same_name or [{"preset": name}]
     return selected
-
-
-def _method_labels(methods: list[Raw]) -> list[str]:
-    return [method_label(method, position) for position, method in enumerate(methods)]
-
-
-def _override(raw: Raw, text: str) -> None:
-    key, equals, value_text = _split_override(raw, text)
-    if not equals or not key:
-        raise InputError(f"--set {text!r} is not KEY=VALUE; write for example --set train.rounds=5")
-    head, _, rest = key.partition(".")
-    table: type = Spec
-    kind: Any
-    target, path, last = raw, [head] if rest else [], rest or head  # the raw table to change
-    if head in TABLES and rest:
-        table, target = TABLES[head], raw.setdefault(head, {})
-    elif head == "methods" and rest:
-        labels = [label for label in _method_labels(raw.get("methods", [])) if rest.startswith(f"{label}.")]
-        name = max(labels, key=len, default=rest.rpartition(".")[0])  # a method's name may have dots
-        last = rest.removeprefix(f"{name}.")
-        table, target, path = MethodSpec, _method_table(raw, name or last, text), [head, name]
-        target, last = component_table(target, last)
-    elif head in TABLES or head == "methods":
-        example = "methods.fedtilt.lam=-2" if head == "methods" else f"{head}.{next(iter(settings_of(TABLES[head])))}=…"
-        raise InputError(f"--set {text!r} sets a whole table; set one of its keys, as in {example}")
-    elif rest:
-        raise InputError(f"--set {text!r} names an unknown table; the tables are {', '.join([*TABLES, 'methods'])}")
-    key, _, entry = last.partition(".")
-    known = settings_of(table)
-    if entry and key in known and known[key].metadata["named"]:
-        kind, target, last = Any, settings_table(target, known[key]), entry  # train.loss.gamma
-    elif entry and key in known and get_origin(known[key].type) is dict:
-        kind, target, last = Any, target.setdefault(key, {}), entry  # model.arguments.width
-    elif table is MethodSpec and (target not in raw["methods"] or last not in known):
-        kind = Any  # `MethodSpec` checks it
-    elif last in known:
-        kind = known[last].type
-    else:
-        raise unknown_key(path, last, _parse_value(value_text), table)
-    if not value_text:
-        target.pop(last, None)
-    else:  # for a key of type text, 5 and 2026-01-01 are text
-        value = _parse_value(value_text)
-        is_value = isinstance(value, str) or (isinstance(value, list) and _takes_list(kind))
-        target[last] = value_text if _takes_text(kind) and not is_value else value
-
-
-def _split_override(raw: Raw, text: str) -> tuple[str, str, str]:
-    """Key, "=" and value; a method's name may contain an equals sign."""
-    names = _method_labels(raw.get("methods", []))
-    prefixes = [f"methods.{name}." for name in names if text.strip().startswith(f"methods.{name}.")]
-    prefix = max(prefixes, key=len, default="")
-    key, equals, value_text = text.strip().removeprefix(prefix).partition("=")
-    return f"{prefix}{key.strip()}", equals, value_text.strip()
-
-
-def settings_table(table: Raw, field: Field[Any]) -> Raw:
-    """The table of an object of settings, which may be given by its name alone, or be the default."""
-    name = next(iter(field.metadata["named"].values())).key
-    if not isinstance(table.get(field.name), dict):
-        default: Any = field.default
-        given = table.get(field.name) or (None if default is None else default.label)
-        table[field.name] = {} if given is None else {name: given}
-    found: Raw = table[field.name]
-    return found
-
-
-def component_table(method: Raw, key: str) -> tuple[Raw, str]:
-    """The table to change and its key: `aggregator.bad_share` is a key of the table of the aggregator.
-
-    >>> component_table({"aggregator": "krum"}, "aggregator.bad_share")
-    ({'rule': 'krum'}, 'bad_share')
-    """
-    kind, _, setting = key.partition(".")
-    if not setting or kind not in COMPONENT_KEYS:
-        return method, key
-    if kind == "before":
-        number, _, setting = setting.partition(".")
-        steps = method.get("before", [])
-        if not (number.isdigit() and int(number) < len(steps) and setting):
-            raise InputError(f"{key} is no setting of a step before the rule; there are {len(steps)} steps")
-        if isinstance(steps[int(number)], str):
-            steps[int(number)] = {"rule": steps[int(number)]}
-        return steps[int(number)], setting
-    if not isinstance(method.get(kind), dict):
-        method[kind] = {"rule": method[kind]} if kind in method else {}
-    return method[kind], setting
-
-
-def _method_table(raw: Raw, name: str, text: str) -> Raw:
-    methods = raw.get("methods", [])
-    names = _method_labels(methods)
-    if name not in names:
-        raise InputError(f"--set {text!r} names an unknown method; the methods are {', '.join(names) or 'none'}")
-    method: Raw = methods[names.index(name)]
-    method.setdefault("name", name)  # the name stays if a later override changes the preset
-    return method
-
-
-def _takes_text(kind: Any) -> bool:
-    return any(each in (str, Name) for each in alternatives(kind))
-
-
-def _takes_list(kind: Any) -> bool:
-    return any(get_origin(each) is tuple for each in alternatives(kind))
-
-
-def _parse_value(text: str) -> Any:
-    """A TOML value, or the text itself if it is not one."""
-    try:
-        document = _parse_toml(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    except RecursionError:
-        raise InputError(f"--set {text[:30]}… is nested too deeply; give a plain value") from None
-    return document["value"] if len(document) == 1 else text

@@ -141,7 +141,7 @@ class SpecMethod(TunedMethod):
 
     def _parsed(self, raw: Mapping[str, Any], setting: Setting) -> "Spec":
         from fedtilt.spec import parse
-        from fedtilt.spec.read import component_table, settings_table
+        from fedtilt.spec.overrides import component_table, settings_table
 
         of_method, of_training = self._split(setting)
         methods = [copy.deepcopy(dict(method)) for method in raw["methods"]]

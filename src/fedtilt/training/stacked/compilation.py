@@ -4,6 +4,7 @@ Before, the graph of its operations is changed: constants become inputs, and wha
 """
 
 import contextlib
+import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,9 @@ import torch
 from torch import Tensor, fx
 
 from fedtilt.compiler import use_private_caches
+from fedtilt.training.stacked.compiler_processes import CompilerProcesses, known_file, process_count
+from fedtilt.training.stacked.compiler_worker import compile_part, graph_from_text, graph_text
+from fedtilt.training.stacked.graph_parts import is_mutable, is_view, run_parts, split_graph
 
 _aten = torch.ops.aten
 
@@ -46,41 +50,70 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 @_without_garbage_collection()
-def compile_function(function: Callable[..., None], arguments: Sequence[Tensor]) -> Callable[..., None]:
-    """A function of tensors, compiled for arguments of these shapes.
+def compile_function(function: Callable[..., None], arguments: Sequence[Tensor], name: str) -> Callable[..., None]:
+    """A function of tensors, compiled for arguments of these shapes; `name` says which function it is.
 
     `torch.compile` would trace Python first; its cache does not take what that gives for vmap, and every process would
-    compile again. The graph of tensor operations is found in torch's cache.
+    compile again. The parts of the graph of tensor operations are found in torch's cache.
     """
-    import torch._inductor
+    use_private_caches()
+    device, settings = arguments[0].device, _compile_settings()
+    known = known_file(f"{name} {[(t.shape, t.dtype) for t in arguments]} {settings}")
+    with CompilerProcesses(device, 0 if known.exists() else process_count(device)) as processes:
+        with _prepare_compiler(device):
+            graph, constants = trace_function(function, arguments)
+        parts = split_graph(graph)
+        texts = [graph_text(part.graph) for part in parts]
+        processes.generate([text for text in texts if text is not None], settings)
+    graphs = [part.graph if text is None else graph_from_text(text) for part, text in zip(parts, texts, strict=True)]
+    compiled = [compile_part(graph, settings) for graph in graphs]
+    known.parent.mkdir(exist_ok=True)
+    known.touch()
+    names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
+    return lambda *arguments: run_parts(parts, compiled, dict(zip(names, (*arguments, *constants), strict=True)))
+
+
+def trace_function(
+    function: Callable[..., None], arguments: Sequence[Tensor]
+) -> tuple[fx.GraphModule, list[Tensor]]:  # fmt: skip
+    """The operations of a function as a graph that changes nothing but its inputs, and its further inputs."""
+    import torch._inductor.compile_fx  # decompositions need it
+    from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    use_private_caches()
-    known = torch._inductor.config.get_config_copy()
-    newer = {name: value for name, value in _NEWER_COMPILE_SETTINGS.items() if name in known}
-    with _prepare_triton() if arguments[0].is_cuda else contextlib.nullcontext():
-        graph = make_fx(function, tracing_mode="fake")(*arguments)
+    trace = functools.partial(make_fx, decomposition_table=select_decomp_table(), tracing_mode="fake")
+    graph = trace(function)(*arguments)
     with torch.no_grad():
         constants = lift_constants(graph)
+        if not _is_functional(graph):
+            graph = trace(torch.func.functionalize(graph))(*arguments, *constants)
         simplify(graph)
-        compiled = torch._inductor.standalone_compile(
-            graph, [*arguments, *constants], dynamic_shapes="from_example_inputs",
-            options={"config_patches": _COMPILE_SETTINGS | newer},
-        )  # fmt: skip
-    return lambda *arguments: compiled(*arguments, *constants)
+    return graph, constants
+
+
+def _compile_settings() -> dict[str, Any]:
+    from torch._inductor import config
+
+    known = config.get_config_copy()
+    return _COMPILE_SETTINGS | {name: value for name, value in _NEWER_COMPILE_SETTINGS.items() if name in known}
 
 
 @contextlib.contextmanager
-def _prepare_triton() -> Iterator[None]:
-    """Do meanwhile what compiling for Triton begins with: start processes, and hash Triton's files, over a second."""
+def _prepare_compiler(device: torch.device) -> Iterator[None]:
+    """Do meanwhile what every compilation begins with: start Triton's processes, and hash its files and torch's."""
     from torch._inductor.async_compile import maybe_warm_pool
-    from torch._inductor.runtime.triton_compat import triton_key  # torch remembers its result
+    from torch._inductor.codecache import CacheBase, torch_key
+    from torch._inductor.runtime.triton_compat import triton_key
 
-    maybe_warm_pool()
+    keys: list[Callable[[], object]] = [torch_key, CacheBase.get_system]  # torch remembers their results
+    if device.type == "cuda":
+        maybe_warm_pool()
+        keys.append(triton_key)
     with ThreadPoolExecutor(1) as thread:
-        hashed = thread.submit(triton_key)
+        hashed = [thread.submit(key) for key in keys]
         yield
-    hashed.result()
+    for key in hashed:
+        key.result()
 
 
 def lift_constants(graph: fx.GraphModule) -> list[Tensor]:
@@ -96,7 +129,7 @@ def lift_constants(graph: fx.GraphModule) -> list[Tensor]:
         elif node.op == "call_function" and inputs and all(i in values for i in inputs):
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)
-        elif _is_mutable(node) and any(i in values for i in inputs):
+        elif is_mutable(node) and any(i in values for i in inputs):
             return []  # the step changes its own copy
     lifted: list[Tensor] = []
     first = next(node for node in graph.graph.nodes if node.op != "placeholder")
@@ -114,6 +147,27 @@ def lift_constants(graph: fx.GraphModule) -> list[Tensor]:
     return lifted
 
 
+def _is_functional(graph: fx.GraphModule) -> bool:
+    """Whether a graph changes nothing but its inputs, after copies to new tensors are left out."""
+    for node in graph.graph.nodes:
+        if is_mutable(node) and not _changes_an_input(node):
+            if node.target is not _aten.copy_.default or not _is_last_use(node):
+                return False
+            node.replace_all_uses_with(node.args[1])
+            graph.graph.erase_node(node)
+    return True
+
+
+def _is_last_use(copied: fx.Node) -> bool:
+    """Whether a tensor that is copied to is read only as the result of that copy, which has the same layout."""
+    target, value = copied.args[:2]
+    assert isinstance(target, fx.Node)
+    if not isinstance(value, fx.Node) or is_view(target) or any(is_view(user) for user in target.users):
+        return False
+    layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in (target.meta["val"], value.meta["val"])]
+    return layouts[0] == layouts[1] and not any(user > copied for user in target.users)
+
+
 def simplify(graph: fx.GraphModule) -> None:
     """Join views of views, compute once what is computed twice, and drop what nobody uses.
 
@@ -121,7 +175,7 @@ def simplify(graph: fx.GraphModule) -> None:
     and the compiler has a fifth fewer operations to go through.
     """
     nodes = list(graph.graph.nodes)
-    mutable = [node for node in nodes if _is_mutable(node)]
+    mutable = [node for node in nodes if is_mutable(node)]
     if not all(_changes_an_input(node) for node in mutable):
         return  # equal values need not stay equal
     seen: dict[Any, fx.Node] = {}
@@ -169,7 +223,3 @@ def _changes_an_input(node: fx.Node) -> bool:
         return False
     target: Any = node.args[0]  # a tensor that was copied to before is there as the result of that copy
     return target.op == "placeholder" or _changes_an_input(target)
-
-
-def _is_mutable(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable

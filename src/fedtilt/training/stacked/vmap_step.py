@@ -41,6 +41,7 @@ class StackedGradient:
         else:
             for name in recipe.buffer_layers:  # frozen: their layers use them as in evaluation
                 net.get_submodule(name).eval()
+        self.description = f"{net} {recipe} {precision}"
         self.mask_shapes: list[tuple[int, ...]] = []  # of the dropout masks of the last call
         self._batched = vmap(grad(self._loss, argnums=2, has_aux=True), in_dims=(None, None, *(0,) * 9))
 
@@ -99,7 +100,9 @@ class VmapStep:
         if not self._compiled:
             return self._run
         number = self._buffers.first_step.clone()  # two arguments that are one tensor would stay one
-        return compile_function(self._run, [number, *self._tensors, *self._gradient.constants.values()])
+        return compile_function(
+            self._run, [number, *self._tensors, *self._gradient.constants.values()], self._gradient.description
+        )
 
     def _run(self, number: Tensor, *tensors: Tensor) -> None:
         count = len(self._tensors)
