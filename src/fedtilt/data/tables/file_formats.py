@@ -22,6 +22,7 @@ from fedtilt.data.tables.text_values import MISSING_WORDS, is_code_text
 from fedtilt.errors import InputError
 from fedtilt.files import reading
 from fedtilt.imports import install_command
+from fedtilt.text_tables import first_names
 
 _MISSING_SPELLINGS = tuple(
     sorted({spell(word) for word in MISSING_WORDS for spell in (str, str.upper, str.capitalize)} | {"NaN", "-NaN"})
@@ -250,14 +251,15 @@ def read_xlsx(path: Path, text: Sequence[str], files: Files) -> ClientTable:
         raise InputError(f"table {path} needs openpyxl: {install_command('excel')}; or save it as CSV") from None
     try:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
-        sheets = [[list(row) for row in sheet.iter_rows(values_only=True)] for sheet in book.worksheets]
+        sheets = {s.title: [list(row) for row in s.iter_rows(values_only=True)] for s in book.worksheets}
         book.close()
     except (OSError, KeyError, ValueError, IndexError, zipfile.BadZipFile) as error:
         raise InputError(f"table {path} is not a readable .xlsx file ({error}); save it again") from error
-    filled = [rows for rows in sheets if any(cell is not None for row in rows for cell in row)]
-    if len(filled) > 1:
-        raise InputError(f"table {path} has {len(filled)} sheets; save the one with the table as a file of its own")
-    rows = filled[0] if filled else []
+    filled = {name: rows for name, rows in sheets.items() if any(cell is not None for row in rows for cell in row)}
+    if len(filled) > 1:  # some may be hidden
+        titles = first_names([repr(name) for name in filled], 6)
+        raise InputError(f"table {path} has the sheets {titles}; save the one with the table as a file of its own")
+    rows = next(iter(filled.values()), [])
     while rows and all(cell is None for cell in rows[-1]):  # a formatted row without cells
         rows.pop()
     if not rows:
