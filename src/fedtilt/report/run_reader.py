@@ -28,7 +28,7 @@ from fedtilt.storage.evaluations import Evaluations, History
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.predictions import read_predictions
 from fedtilt.storage.provenance import check_run_folder, read_record
-from fedtilt.storage.run_folder import EARLY_STOP, baselines_folder
+from fedtilt.storage.run_folder import EARLY_STOP, baselines_folder, read_thresholds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,20 +196,10 @@ def _read_seed(folder: Path, seed: int, fingerprint: Mapping[str, Any]) -> SeedR
         )
     return SeedRun(
         seed=seed, folder=folder, history=history, counts={name: counts[name] for name in methods}, total=total,
-        baselines=_read_baselines(baselines_folder(folder), last), thresholds=read_thresholds(folder),
+        baselines=_read_baselines(baselines_folder(folder), last), thresholds=read_thresholds(folder, last),
         has_ended=(folder / EARLY_STOP).exists(),
         **_read_federation(folder / "federation.json", *total.shape),
     )  # fmt: skip
-
-
-def read_thresholds(folder: Path) -> dict[str, Threshold]:
-    """The thresholds that were chosen in the folder of a seed, by method."""
-    path = folder / "thresholds.json"
-    if not path.exists():
-        return {}
-    found = read_json(path)
-    with interpreting(path):
-        return {method: Threshold.from_json(values) for method, values in found["thresholds"].items()}
 
 
 def _read_baselines(folder: Path, round: int) -> dict[str, RoundMetrics]:

@@ -115,7 +115,9 @@ def _title(run: TrainedRun, export: Export) -> str:
         f"```\n{run.fingerprint['architecture']}\n```",
     ]
     if "threshold" in export.metadata:
-        lines.append(f"Decision: {Threshold.from_json(json.loads(export.metadata['threshold'])).in_words()}.")
+        decision = Threshold.from_json(json.loads(export.metadata["threshold"])).in_words()
+        lines.append(f"Decision: {decision}. The figures below are of the most probable class.")
+    lines += [f"It is {note}." for note in export.notes]
     if export.sources:
         lines.append("".join(f"- {part.replace('_', ' ')}: {source}\n" for part, source in export.sources.items()))
     return "\n\n".join(line.strip("\n") for line in lines)
