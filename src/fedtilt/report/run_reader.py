@@ -45,6 +45,7 @@ class SeedRun:
     class_names: tuple[str, ...]  # of the K columns
     group: str = CLASS  # what the columns are: classes, ranges of the target, or a column of groups
     attackers: tuple[int, ...] = ()  # clients, which are not evaluated
+    left_out: tuple[int, ...] = ()  # clients that have left: they have a number, and no data
     about_data: tuple[str, ...] = ()  # warnings, and how the source was read
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)  # by method, of a rare class
     has_ended: bool = False  # early, by the stop rule of the run
@@ -62,6 +63,11 @@ class SeedRun:
     def sums(self, method: str) -> Tensor:
         """Sums (N, K) of the evaluated models: correct predictions, or errors."""
         return self.counts[method].evaluated
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self.total) - len(self.left_out)
 
     @property
     def tested(self) -> list[int]:
@@ -234,7 +240,7 @@ def _read_federation(path: Path, clients: int, classes: int) -> dict[str, Any]:
         client_names, class_names = tuple(map(str, record["clients"])), tuple(map(str, record["classes"]))
         has_outliers = torch.zeros(clients, dtype=torch.bool)
         has_outliers[torch.tensor(record["has_outliers"], dtype=torch.long)] = True
-        attackers = tuple(map(int, record.get("attackers", ())))
+        attackers, left_out = (tuple(map(int, record.get(key, ()))) for key in ("attackers", "left_out"))
         about_data = tuple(map(str, record.get("about_data", ())))
     if (len(client_names), len(class_names)) != (clients, classes):
         raise InputError(
@@ -243,7 +249,8 @@ def _read_federation(path: Path, clients: int, classes: int) -> dict[str, Any]:
         )
     return {
         "client_names": client_names, "class_names": class_names, "has_outliers": has_outliers,
-        "group": str(record.get("group", CLASS)), "attackers": attackers, "about_data": about_data,
+        "group": str(record.get("group", CLASS)), "attackers": attackers, "left_out": left_out,
+        "about_data": about_data,
     }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from fedtilt.parts import match_names, named_pieces
 from fedtilt.runs.trained_run import TrainedRun, read_trained_run
 from fedtilt.state import ClientState, ServerState
 
-_NOT_EXPORTED = ("clients", "has_outliers", "attackers", "about_data", "group", "class_names")
+_NOT_EXPORTED = ("clients", "has_outliers", "attackers", "left_out", "about_data", "group", "class_names")
 _TOLERANCE = 1e-4  # of the outputs of ONNX Runtime, relative to the largest
 
 

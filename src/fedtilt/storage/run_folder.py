@@ -142,7 +142,7 @@ class RunFolder:
 
     def describe(
         self, *, clients: Sequence[str], classes: Sequence[str], has_outliers: Sequence[int], group: str = CLASS,
-        attackers: Sequence[int] = (), about_data: Sequence[str] = (),
+        attackers: Sequence[int] = (), left_out: Sequence[int] = (), about_data: Sequence[str] = (),
         constants: Mapping[str, Tensor] | None = None, model: Mapping[str, Any] | None = None,
         backend: str | None = None,
     ) -> None:  # fmt: skip
@@ -153,6 +153,7 @@ class RunFolder:
         names: dict[str, Any] = {"clients": list(clients), "classes": list(classes), "has_outliers": list(has_outliers)}
         names |= {} if group == CLASS else {"group": group}
         names |= {"attackers": list(attackers)} if attackers else {}
+        names |= {"left_out": list(left_out)} if left_out else {}
         names |= {"about_data": list(about_data)} if about_data else {}
         write_json(self.folder / "federation.json", names, sync=False)
         if backend is not None:
