@@ -118,7 +118,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         columns, _ = self._columns(X)
         x = transform(pa.table(columns), like=self._schema)
         found = np.empty((len(x), len(self.classes_)))
-        numbers, names = np.full(len(x), -1), ()
+        numbers, names = np.full(len(x), -1), tuple[str, ...]()
         if (client := self._client_column(columns)) is not None:
             numbers, names = read_names(open_reader(pa.table(columns)), client, gaps=True)  # -1: no client
         with torch.no_grad():
