@@ -7,9 +7,10 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from torch import nn
 
 import fedtilt as ft
-from fedtilt.runs.export import export_model
+from fedtilt.runs.export import export_model, write_onnx
 from tests.helpers.recipe_model import RecipeModel
 
 FROZEN = {"backbone.weight", "backbone.bias"}
@@ -147,3 +148,10 @@ def test_damage_to_one_client_costs_its_export_alone(federation: ft.Federation, 
         export_model(tmp_path, "ditto", 2)
     assert export_model(tmp_path, "ditto", 1).personal
     assert export_model(tmp_path, "ditto").round == 2
+
+
+def test_a_model_of_whole_numbers_is_no_onnx_file_and_the_error_says_so(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))
+    with pytest.raises(ft.InputError, match="torch cannot write this model, for .* float32, as ONNX .* safetensors"):
+        write_onnx(tmp_path / "m.onnx", model, torch.randn(5, 2))
+    assert not list(tmp_path.iterdir())

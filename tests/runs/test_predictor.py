@@ -200,6 +200,25 @@ def test_a_threshold_goes_with_the_models_that_it_was_chosen_for(fedtilt: Callab
     assert text in " ".join(Path("shared.md").read_text().split())
 
 
+def test_the_sets_of_a_client_of_a_shared_model_are_those_of_the_report(folder: Path) -> None:
+    frame = pandas.read_csv(folder / "patients.csv")
+    data = ft.data.table(frame, target="diagnosis", client="hospital")
+    federation = ft.Federation.build(data, validation=0.4)
+    result = ft.run([ft.fedavg()], federation, ft.models.logistic, out="sets", **SETTINGS)
+    coverage = result["fedavg"].prediction_sets(0.7).to_pandas()["coverage"]
+    together = []
+    for client in federation.client_names:
+        rows = frame.iloc[[int(name.split()[1]) for name in federation.row_names(client, "test")]]
+        truth = rows.pop("diagnosis")
+        for model in (ft.load("sets", client=client), ft.load("sets")):
+            inside = [name in found for name, found in zip(truth, model.predict_sets(rows, 0.7), strict=True)]
+            together.append(100 * np.mean(inside))
+        assert together[-2] == pytest.approx(coverage[client])
+    assert together[1::2] != pytest.approx(coverage.tolist())  # calibrated on the samples of all clients
+    with pytest.raises(ft.InputError, match="client north has no personal model of method 'fedavg'"):
+        ft.load(folder / "run", method="fedavg", client="north")  # without validation data, it is the shared model
+
+
 # -- numbers, images, arrays -------------------------------------------------------------------------------------------
 
 

@@ -126,11 +126,14 @@ def export_of(
 
 
 def _client_state(run: TrainedRun, method: str, number: int | None) -> ClientState:
-    """The state of a client, or an error that says why there is none."""
+    """The state of a client, or an error that says why there is none.
+
+    It may be empty if the client uses the shared model with prediction sets of its own.
+    """
     if number is None:
         return ClientState()
     kept = run.client_state(method, number)
-    if kept.is_empty and run.own_client is None:
+    if kept.is_empty and run.own_client is None and not _has_own_scores(run, method, number):
         raise InputError(
             f"client {run.clients[number]} has no personal model of method {method!r}, and no local parameters or "
             "buffers: it was never selected, or there are none; export the shared model, without --client"
@@ -141,6 +144,12 @@ def _client_state(run: TrainedRun, method: str, number: int | None) -> ClientSta
             "report.txt); export the shared model on the server"
         )
     return kept
+
+
+def _has_own_scores(run: TrainedRun, method: str, number: int) -> bool:
+    """Whether a client has validation samples, which calibrate prediction sets for it."""
+    scores = run.scores(method)
+    return scores is not None and len(scores.validation[number]) > 0
 
 
 def _sources(fingerprint: Mapping[str, Any], server: ServerState | None, kept: ClientState) -> dict[str, str]:
@@ -203,11 +212,21 @@ def write_onnx(
     # torch.onnx needs the last
     onnx, runtime, _ = (import_extra(n, "an ONNX file", "onnx") for n in ("onnx", "onnxruntime", "onnxscript"))
     model = _OneInput(model).eval()
-    with _quiet():
-        batch = {0: torch.export.Dim("batch")}
-        program = torch.onnx.export(
-            model, (example,), input_names=["input"], output_names=["output"], dynamic_shapes=(batch,), verbose=False
-        )
+    batch = {0: torch.export.Dim("batch")}
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                model, (example,), input_names=["input"], output_names=["output"], dynamic_shapes=(batch,),
+                verbose=False,
+            )  # fmt: skip
+    except (
+        Exception
+    ) as error:  # of the exporter, or of the model, which may take whole numbers; they have no common class
+        why = str(error.__cause__ or error).strip().split("\n")[0]
+        raise InputError(
+            f"torch cannot write this model, for inputs of float32, as ONNX ({why}), so {path} was not written; export "
+            "it as safetensors"
+        ) from error
     assert program is not None
     proto = program.model_proto
     onnx.helper.set_model_props(proto, dict(metadata or {}))
