@@ -12,9 +12,13 @@ from torch import Tensor, nn
 
 import fedtilt as ft
 from fedtilt import report, seeds
+from fedtilt.cli.console import Console
+from fedtilt.cli.run import print_run
 from fedtilt.errors import InputError
 from fedtilt.evaluation.scores import scores_of
 from fedtilt.files import read_json, write_tensors
+from fedtilt.report import compare
+from fedtilt.report.run_reader import read_run
 from fedtilt.runs.audit import audit_run
 from fedtilt.runs.export import export_model
 from fedtilt.runs.spec_run import run_spec
@@ -315,3 +319,21 @@ def test_a_spec_rejects_what_needs_classes(line: str, message: str, tmp_path: Pa
 def test_regression_needs_a_table_in_a_spec() -> None:
     with pytest.raises(InputError, match=r"task = 'regression' needs data.file; other data sets have classes"):
         load("digits", overrides=["task=regression", "outliers.kind=none"])
+
+
+def test_seeds_with_other_ranges_of_the_target_have_one_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    diabetes().to_csv(tmp_path / "diabetes.csv", index=False)
+    (tmp_path / "spec.toml").write_text(SPEC.replace("[data]", '[data]\ngroup = "sex"', 1))
+    spec = load(tmp_path / "spec.toml", overrides=["seeds=2", "train.rounds=1"])
+    run_spec(spec, tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    names = [list(s.last("fedtilt").groups["range"].values) for s in run.compared]
+    assert names[0] != names[1]  # the quartiles of other training rows
+    by_sex, by_range = compare.group_tables(run)
+    assert [metric.title for metric in by_sex.groups] == ["f", "m"]
+    assert by_range.groups == ()
+    worst = [s.last("fedtilt").groups["range"].worst[1] for s in run.compared]
+    assert by_range.rows["fedtilt"]["worst"].values == tuple(worst)
+    print_run(Console(), tmp_path / "run", None, 1.0)
+    assert "by range" in capsys.readouterr().out
+    assert report.write([tmp_path / "run"], tmp_path / "page.html").exists()

@@ -93,7 +93,7 @@ def _group_table(found: GroupTable, metrics: Sequence[Metric]) -> Table:
     names_worst = metrics[0].key == "worst"
     for method, cells in comparison_cells(found.rows, metrics).items():
         texts = _texts(cells)
-        if names_worst:
+        if names_worst and method in found.worst:
             texts[0] = f"{escape(found.worst[method])}: {texts[0]}"
         table.add_row(escape(method), *texts)
     return table

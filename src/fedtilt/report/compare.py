@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtilt.data.groups import CLASS, in_words
+from fedtilt.data.targets import RANGE
 from fedtilt.evaluation.decision_metrics import METRICS as DECISION
 from fedtilt.evaluation.metrics import BEYOND_CHANCE, Metrics
 from fedtilt.evaluation.metrics_frame import with_targets
@@ -250,17 +251,22 @@ class GroupTable(NamedTuple):
     groups: tuple[Metric, ...]  # the score in each group; empty: there are too many
     metrics: tuple[Metric, ...]  # the worst group, and the spread over groups
     rows: dict[str, Row]  # by method
-    worst: dict[str, str]  # method → its worst group
+    worst: dict[str, str]  # method → its worst group; empty: seeds have no common groups
 
 
 def group_tables(run: Run) -> list[GroupTable]:
-    """A table per grouping, of the evaluated models; only of groups with test samples in every seed."""
+    """A table per grouping, of the evaluated models; only of groups with test samples in every seed.
+
+    The ranges of a target depend on the training samples: if seeds have others, there is no column of a range.
+    """
     first, score = run.compared[0].last(run.methods[0]).groups, run.score
     metrics, about = _group_metrics(score), f"{score.title} on its test samples at all clients"
     tables = []
     for column in first:
         found = {method: [seed_run.last(method).groups[column] for seed_run in run.compared] for method in run.methods}
         names = [n for n in first[column].values if all(n in g.values for seeds in found.values() for g in seeds)]
+        if column == RANGE and any(list(g.values) != names for seeds in found.values() for g in seeds):
+            names = []
         groups = tuple(_column(score, f"group {n}", n, about) for n in names)
         rows = {
             method: {metric.key: SeedValues(tuple(g.by_name()[metric.key] for g in seeds)) for metric in metrics}
@@ -268,7 +274,11 @@ def group_tables(run: Run) -> list[GroupTable]:
             for method, seeds in found.items()
         }
         choose = min if score.higher_is_better else max
-        worst = {m: choose(names, key=lambda n, row=row: row[f"group {n}"].mean) for m, row in rows.items()}  # type: ignore[misc]
+        worst = {
+            m: choose(names, key=lambda n, row=row: row[f"group {n}"].mean)  # type: ignore[misc]
+            for m, row in rows.items()
+            if names
+        }
         tables.append(GroupTable(column, groups if len(groups) <= _MAX_GROUPS else (), metrics, rows, worst))
     return tables
 

@@ -52,13 +52,21 @@ def worst_scores(run: Run) -> str:
     clauses = []
     for method in compare.best_methods(run, 5):
         client, group = weak_spots.worst_client(run, method), weak_spots.worst_group(run, method)
-        seed = f" of seed {client.seed}" if client is not None and len(run.compared) > 1 else ""
-        of_client = "no client" if client is None else f"client {client.name}{seed}: {worst_score(run.score, client)}"
-        of_group = f"no {run.group}" if group is None else f"{run.group} {group.name}: {worst_score(run.score, group)}"
-        clauses.append(f"{method}, {of_client}, and {of_group}")
+        found = {"client": client, run.group: group}
+        texts = [
+            f"no {kind}"
+            if worst is None
+            else f"{kind} {worst.name}{_of_seed(run, worst)}: {worst_score(run.score, worst)}"
+            for kind, worst in found.items()
+        ]
+        clauses.append(f"{method}, {', and '.join(texts)}")
     shown = f" These are the {len(clauses)} best of {len(run.methods)} methods."
     text = f"Fails most, with a 95 % interval that is worse than the mean: {'; '.join(clauses)}."
     return f"{text}{shown if len(clauses) < len(run.methods) else ''}"
+
+
+def _of_seed(run: Run, worst: weak_spots.Worst) -> str:
+    return "" if worst.seed is None or len(run.compared) == 1 else f" of seed {worst.seed}"
 
 
 def worst_score(score: Score, worst: weak_spots.Worst) -> str:

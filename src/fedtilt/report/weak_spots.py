@@ -23,7 +23,7 @@ class Worst(NamedTuple):
     value: float  # estimate of its true score
     low: float  # of its interval
     high: float
-    seed: int | None = None  # of a client
+    seed: int | None = None  # of a client, or of a range that other seeds do not have
 
     @classmethod
     def of(
@@ -45,10 +45,16 @@ def worst_client(run: Run, method: str) -> Worst | None:
 
 
 def worst_group(run: Run, method: str) -> Worst | None:
-    """The class or group that a method fails most, over the samples of all clients and seeds."""
-    sums = torch.stack([s.sums(method).sum(0) for s in run.compared]).sum(0)
-    total = torch.stack([s.total.sum(0) for s in run.compared]).sum(0)
-    return Worst.of(run.score, sums, total, run.compared[0].class_names)
+    """The class or group that a method fails most, over the samples of all clients and seeds.
+
+    The ranges of a target depend on the training samples: if seeds have others, it is one of the first seed.
+    """
+    first, seed_runs, seed = run.compared[0], run.compared, None
+    if any(s.class_names != first.class_names for s in run.compared):
+        seed_runs, seed = run.compared[:1], first.seed
+    sums = torch.stack([s.sums(method).sum(0) for s in seed_runs]).sum(0)
+    total = torch.stack([s.total.sum(0) for s in seed_runs]).sum(0)
+    return Worst.of(run.score, sums, total, first.class_names, seed)
 
 
 class ClientScores(NamedTuple):
