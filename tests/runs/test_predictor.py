@@ -200,17 +200,17 @@ def test_a_threshold_goes_with_the_models_that_it_was_chosen_for(fedtilt: Callab
     assert text in " ".join(Path("shared.md").read_text().split())
 
 
-def test_the_sets_of_a_client_of_a_shared_model_are_those_of_the_report(folder: Path) -> None:
+def test_the_sets_of_a_client_of_a_shared_model_are_those_of_the_report(folder: Path, tmp_path: Path) -> None:
     frame = pandas.read_csv(folder / "patients.csv")
     data = ft.data.table(frame, target="diagnosis", client="hospital")
     federation = ft.Federation.build(data, validation=0.4)
-    result = ft.run([ft.fedavg()], federation, ft.models.logistic, out="sets", **SETTINGS)
+    result = ft.run([ft.fedavg()], federation, ft.models.logistic, out=tmp_path / "sets", **SETTINGS)
     coverage = result["fedavg"].prediction_sets(0.7).to_pandas()["coverage"]
     together = []
     for client in federation.client_names:
         rows = frame.iloc[[int(name.split()[1]) for name in federation.row_names(client, "test")]]
         truth = rows.pop("diagnosis")
-        for model in (ft.load("sets", client=client), ft.load("sets")):
+        for model in (ft.load(tmp_path / "sets", client=client), ft.load(tmp_path / "sets")):
             inside = [name in found for name, found in zip(truth, model.predict_sets(rows, 0.7), strict=True)]
             together.append(100 * np.mean(inside))
         assert together[-2] == pytest.approx(coverage[client])
