@@ -116,7 +116,7 @@ class Site:
         device = pick_device(settings.device)
         received = instruction.received.to(device)
         with self._states(instruction.history) as states:
-            before, _ = self._read(states.current(instruction.base_round))
+            before, _ = self._read(states.current(instruction.base_round, instruction.used_round))
             group = self.federation.group
             jobs = plan(
                 method, received, before, parts=parts, settings=settings, round=round, group=group, net=self._model
@@ -133,7 +133,7 @@ class Site:
                 if self.declares["suspects"]:
                     update = update._replace(declared={**update.declared, "suspects": float(suspects)})
             if not state.is_empty:
-                states.save(round, instruction.base_round, state, instruction.keep)
+                states.save(round, instruction.used_round, state, instruction.keep)
         return update
 
     def _train(self, jobs: Mapping[str, LocalJob], device: torch.device, round: int) -> dict[str, Trained]:
@@ -179,7 +179,7 @@ class Site:
         method, device, round = self.task.method, pick_device(self.task.settings.device), instruction.round
         client_states = ClientStates()
         with self._states(instruction.history) as states:
-            stored = states.current(round)
+            stored = states.current(round, instruction.used_round)
             kept, damage = self._read(stored)
             if stored is not None and not kept.is_empty:
                 client_states.put((method.name, self.number), stored.round, kept)
