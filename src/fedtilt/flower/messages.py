@@ -3,8 +3,9 @@
 server → site   summary    nothing
                 join       the schema of the sites' tables, if they have tables; also in the next two
                 train      w, and its buffers if they are averaged; what its components declare; round, base
-                           round (that w came from), training history, rounds that the server can go back to
-                evaluate   w, and its buffers if they are averaged; round, training history
+                           round (that w came from), the last round whose update reached the server, training
+                           history, rounds that the server can go back to
+                evaluate   w, and its buffers if they are averaged; round, that last round, training history
 site → server   summary    site number; the summary of its training rows (`fedtilt.data.tables.summary`)
                 join       site number, number of classes, number of parameters, digests of what no message carries
                 a problem  in place of the two: site number; what differs between its table and the schema
