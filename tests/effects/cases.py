@@ -75,6 +75,7 @@ CASES: dict[str, Case] = {
     "data.decimal": Case(",", MESSY),
     "data.thousands": Case(".", MESSY, also={"data.decimal": None}),
     "data.encoding": Case("cp850", MESSY),
+    "data.sheet": Case("second", TABLE | {"data.file": "book.xlsx", "data.sheet": "first"}),
     "data.ignore_case": Case(False, MESSY),
     "data.schema": Case("schema.json", TABLE),
     "data.images": Case("images", also=IMAGES),

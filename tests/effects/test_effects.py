@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import openpyxl
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -58,6 +59,12 @@ def _files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     ]
     text = "\n".join([f"{columns};platelets;ward;city;score", *messy]).replace(",", ";") + "\n"
     (folder / "messy.csv").write_bytes(text.encode("cp850"))
+    book = openpyxl.Workbook()
+    for title, part in (("first", rows), ("second", rows[:64])):
+        sheet = book.create_sheet(title)
+        for line in [columns, *part]:
+            sheet.append([int(cell) if cell.isdecimal() else cell for cell in line.split(",")])
+    book.save(folder / "book.xlsx")
     (folder / "suspects.csv").write_text("row,label,looks_like\n" + "".join(_suspects(rows)))
     _write_images(folder / "images")
     _write_leaf(folder / "leaf")

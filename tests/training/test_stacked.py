@@ -358,6 +358,18 @@ def as_text(graph: torch.fx.GraphModule) -> str:
     return text
 
 
+def test_a_graph_from_its_text_has_inputs_of_the_same_layout() -> None:
+    inputs = [torch.zeros(0, 0), torch.zeros(4, 0), torch.arange(24.0).reshape(4, 6).T[1:, 2:], torch.tensor(True)]
+    graph = make_fx(lambda *tensors: tuple(t + 1 for t in tensors), tracing_mode="fake")(*inputs)
+    copied = graph_from_text(as_text(graph))
+    for node, value in zip(copied.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        found = node.meta["val"]
+        assert (found.shape, found.stride(), found.dtype) == (value.shape, value.stride(), value.dtype)
+        assert found.storage_offset() == value.storage_offset()
+    for a, b in zip(copied(*inputs), graph(*inputs), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_a_graph_with_a_function_of_python_has_no_text() -> None:
     graph = torch.fx.symbolic_trace(lambda x: torch.sin(x) + 1)
     for node in graph.graph.find_nodes(op="placeholder"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+import torch
 
 from fedtilt.data.tables.describe import describe_file
 from fedtilt.data.tables.settings import TableSettings
@@ -209,12 +210,19 @@ def test_a_workbook_has_one_sheet_with_cells(tmp_path: Path) -> None:
     book.save(tmp_path / "export.xlsx")
     _, data = read(tmp_path / "export.xlsx")
     assert [(c.name, c.kind) for c in data.schema.columns] == [("age", "number"), ("extra", "category")]
+    plain = new_rows(tmp_path / "export.xlsx", data).x
     book.worksheets[1].append(["a note"])
     book.save(tmp_path / "export.xlsx")
-    with pytest.raises(
-        InputError, match="has the sheets 'empty', 'patients'; save the one with the table as a file of its own"
-    ):
+    with pytest.raises(InputError, match="has the sheets 'empty', 'patients'; set sheet to the one with the table"):
         read(tmp_path / "export.xlsx")
+    _, chosen = read(tmp_path / "export.xlsx", sheet="patients")
+    assert chosen.schema.columns == data.schema.columns
+    assert torch.equal(new_rows(tmp_path / "export.xlsx", chosen).x, plain)  # the schema has the sheet
+    with pytest.raises(InputError, match="has no sheet 'wards'; its sheets are 'empty', 'patients'"):
+        read(tmp_path / "export.xlsx", sheet="wards")
+    (tmp_path / "export.csv").write_text("age,extra,ill\n1,a,0\n2,b,1\n")
+    with pytest.raises(InputError, match=r"sheet = 'patients' is of .xlsx files, and .*export.csv is none"):
+        read(tmp_path / "export.csv", sheet="patients")
 
 
 @pytest.mark.parametrize("top", ["", "# a comment\n"])

@@ -244,7 +244,7 @@ def _parquet(path: Path) -> Iterator[pyarrow.parquet.ParquetFile]:
 
 
 def read_xlsx(path: Path, text: Sequence[str], files: Files) -> ClientTable:
-    """Read the one sheet that has cells, whose first row is the header; a column of different types is text."""
+    """Read a sheet, the only one that has cells by default; the first row is the header, mixed types are text."""
     try:
         import openpyxl
     except ModuleNotFoundError:
@@ -256,10 +256,12 @@ def read_xlsx(path: Path, text: Sequence[str], files: Files) -> ClientTable:
     except (OSError, KeyError, ValueError, IndexError, zipfile.BadZipFile) as error:
         raise InputError(f"table {path} is not a readable .xlsx file ({error}); save it again") from error
     filled = {name: rows for name, rows in sheets.items() if any(cell is not None for row in rows for cell in row)}
-    if len(filled) > 1:  # some may be hidden
-        titles = first_names([repr(name) for name in filled], 6)
-        raise InputError(f"table {path} has the sheets {titles}; save the one with the table as a file of its own")
-    rows = next(iter(filled.values()), [])
+    titles = first_names([repr(name) for name in filled], 6)  # some may be hidden
+    if files.sheet is not None and files.sheet not in sheets:
+        raise InputError(f"table {path} has no sheet {files.sheet!r}; its sheets are {titles}")
+    if files.sheet is None and len(filled) > 1:
+        raise InputError(f"table {path} has the sheets {titles}; set sheet to the one with the table")
+    rows = next(iter(filled.values()), []) if files.sheet is None else sheets[files.sheet]
     while rows and all(cell is None for cell in rows[-1]):  # a formatted row without cells
         rows.pop()
     if not rows:

@@ -40,6 +40,12 @@ class Files:
         example="cp850",
         allowed="a name of Python's",
     )
+    sheet: Name | None = setting(
+        None,
+        "the sheet of .xlsx files that has the table; default: the only one with cells",
+        example="patients",
+        allowed="a sheet of file",
+    )
     find_missing: bool = setting(
         True, "whether codes such as -999 count as empty, in several rows and far outside the other numbers of a "
         "column, and words such as unknown in a column of numbers, dates, or yes and no",

@@ -255,6 +255,8 @@ def open_table(
     reader = open_reader(source, text=known.text_columns, optional=optional, files=known.files, exact=exact)
     if site is not None:
         reader = reader.with_missing([*optional, *dropped, *([] if known.client is None else [known.client])])
+    elif settings.sheet is not None and not any(table.name.lower().endswith(".xlsx") for table in reader.tables):
+        raise InputError(f"sheet = {settings.sheet!r} is of .xlsx files, and {reader.name} is none; leave it out")
     elif unused := [old for old, new in settings.rename.items() if new not in reader.header]:
         raise InputError(
             f"rename = {{{unused[0]!r}: {settings.rename[unused[0]]!r}}} names no column of {reader.name}; its columns "

@@ -67,8 +67,9 @@ def compile_function(function: Callable[..., None], arguments: Sequence[Tensor],
         processes.generate([text for text in texts if text is not None], settings)
     graphs = [part.graph if text is None else graph_from_text(text) for part, text in zip(parts, texts, strict=True)]
     compiled = [compile_part(graph, settings) for graph in graphs]
-    known.parent.mkdir(exist_ok=True)
-    known.touch()
+    with contextlib.suppress(OSError):  # then the next process starts processes in vain
+        known.parent.mkdir(parents=True, exist_ok=True)
+        known.touch()
     names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
     return lambda *arguments: run_parts(parts, compiled, dict(zip(names, (*arguments, *constants), strict=True)))
 

@@ -88,7 +88,7 @@ def graph_from_text(text: str) -> fx.GraphModule:
         named[name] = graph.placeholder(name)
         length = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         with mode:
-            memory = torch.empty(length, dtype=decode(dtype), device=decode(device))
+            memory = torch.empty(max(0, length), dtype=decode(dtype), device=decode(device))
             named[name].meta["val"] = torch.as_strided(memory, shape, stride, offset)
     for name, target, arguments, keywords in content["nodes"]:
         keywords = {key: decode(value) for key, value in keywords.items()}
