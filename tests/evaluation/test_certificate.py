@@ -118,7 +118,7 @@ def test_few_samples_and_clients_without_data_are_named() -> None:
         "client: no statement above 73 %; 6 samples of a class: no statement above 54 %; 1 without test data: no "
         "statement)"
     )
-    assert "without test data" not in str(Certificate(total.clone(), total, attackers=1))
+    assert "without test data" not in str(Certificate(total.clone(), total, absent=1))
     assert certificate.client_bounds.isnan().tolist() == [False, False, True]
     assert certificate.group_bounds.isnan().tolist() == [[False, False], [False, True], [True, True]]
 

@@ -2,7 +2,9 @@
 
 import pickle
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import joblib
 import numpy as np
@@ -118,3 +120,20 @@ def test_it_works_in_a_pipeline_and_says_what_text_needs(patients: tuple[object,
     again = joblib.load(tmp_path / "pipeline.joblib")
     assert (again.predict_proba(frame) == pipeline.predict_proba(frame)).all()
     assert pipeline.score(frame, label) > 0.6
+
+
+@pytest.mark.parametrize(
+    "clients",
+    [lambda n: f"site {n} ", lambda n: np.datetime64("2026-01-01") + n, lambda n: 1e16 + 2 * n, lambda n: n == 0],
+    ids=["blanks", "dates", "large numbers", "truth values"],
+)
+def test_every_client_is_predicted_by_its_own_model_however_its_name_is_written(clients: Callable[[int], Any]) -> None:
+    rng = np.random.default_rng(0)
+    number = rng.integers(0, 3, 90)
+    frame = pandas.DataFrame({"site": [clients(int(n)) for n in number], "x": rng.normal(size=90)})
+    label = np.where(frame.x * (number - 1) + 0.3 * rng.normal(size=90) > 0, "yes", "no")  # no model suits all
+    classifier = ft.FairClassifier(ft.ditto(0.01), client="site", **FAST).fit(frame, label)
+    trained = classifier.result_["ditto"]
+    assert classifier.score(frame, label) == pytest.approx(float(trained.sums.sum() / trained.total.sum()))
+    shared = ft.FairClassifier(ft.fedavg(), client="site", **FAST).fit(frame, label)
+    assert classifier.score(frame, label) > shared.score(frame, label)

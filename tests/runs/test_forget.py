@@ -15,6 +15,9 @@ from fedtilt.data.tables.schema import Schema
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.files import read_json
+from fedtilt.report.notes import notes
+from fedtilt.report.run_reader import read_run
+from fedtilt.report.summary import certificates, facts
 from fedtilt.runs.forget import changes, forget, forget_site, model_digest
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
@@ -174,3 +177,26 @@ def test_a_site_deletes_what_it_keeps(tmp_path: Path) -> None:
     assert deleted.with_name("site-00002").exists()
     with pytest.raises(InputError, match="neither a run folder nor the state-dir of site 1"):
         forget_site(tmp_path / "state", "1")
+
+
+def test_a_client_that_has_left_is_not_counted_and_an_early_end_is(tmp_path: Path) -> None:
+    stop = '[train]\nstop = { name = "patience", rounds = 2 }'
+    run_spec(
+        load(write_spec(tmp_path, TOY.replace("[train]", stop).replace("rounds = 4", "rounds = 40"))), tmp_path / "run"
+    )
+    result = CliRunner().invoke(app, ["forget", str(tmp_path / "run"), "--client", "1", "--quiet"])
+    assert result.exit_code == 0, result.output
+    end = read_json(tmp_path / "run-without-1/seed-0/early_stop.json")["round"]
+    assert end < 40
+    assert f"{end} rounds again, from the first on" in " ".join(result.output.split())
+    run = read_run(tmp_path / "run-without-1")
+    assert ", 5 clients, " in facts(run)
+    assert "without test data" not in certificates(run)
+    assert not any(note.title == "not evaluated" for note in notes(run))
+    result = CliRunner().invoke(
+        app,
+        ["export", str(tmp_path / "run-without-1"), "--method", "scaffold", "--to", str(tmp_path / "m.safetensors")],
+    )
+    card = (tmp_path / "m.md").read_text()
+    assert "divided among 5 clients." in card
+    assert "The fewest test samples of a client are 0" not in card

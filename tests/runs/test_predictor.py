@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import f1_score
 
 import fedtilt as ft
 from examples.patients import write_patients
@@ -167,6 +168,36 @@ def test_a_threshold_of_the_run_or_of_the_export_decides(folder: Path, fedtilt: 
         assert ft.load(folder / "run", method="ditto").threshold is None
     finally:
         chosen.unlink()
+
+
+def test_a_threshold_goes_with_the_models_that_it_was_chosen_for(fedtilt: Callable, tmp_path: Path) -> None:
+    rng, clients = np.random.default_rng(0), []
+    for n in range(3):
+        y = (rng.random(200) < 0.07).astype(int)
+        clients.append((torch.from_numpy(rng.normal(n / 2, 1, (200, 2)) + 1.5 * y[:, None]).float(), y.tolist()))
+    federation = ft.Federation.from_clients(clients, class_names=["no", "yes"], validation=0.4)
+    run, methods = {**SETTINGS, "lr": 0.2, "out": "rare"}, [ft.fedavg(), ft.ditto(0.01)]
+    ft.run(methods, federation, ft.models.logistic, **run)
+    result = ft.run(methods, federation, ft.models.logistic, **run | {"rounds": 3})
+    for name, trained in result.items():
+        found, threshold = trained.predictions, trained.threshold
+        assert threshold is not None
+        predicted = (found.probabilities[:, 1] >= threshold.value).numpy()
+        expected = f1_score(found.labels.numpy(), predicted)
+        frame = trained.metrics_frame(["f1"], positive="yes", by=None, resamples=0)
+        assert frame.overall["f1"] == pytest.approx(expected)  # as fedtilt metrics prints it, and an export predicts
+        assert predicted.any()
+        assert not (found.probabilities.argmax(1).numpy() == predicted).all()
+        assert ft.load("rare", method=name, round=1).threshold is None  # the threshold is of other models
+    assert ft.load("rare", method="fedavg").threshold == result["fedavg"].threshold
+    assert ft.load("rare", method="ditto", client=1).threshold == result["ditto"].threshold
+    export = fedtilt("export", "rare", "--method", "ditto", "--to", "shared.safetensors")  # clients use other models
+    assert ft.load("shared.safetensors").threshold is None
+    text = (
+        f"without the threshold yes={result['ditto'].threshold.value:.4g} of the run, which was chosen for the models"
+    )
+    assert text in " ".join(export.out.split())
+    assert text in " ".join(Path("shared.md").read_text().split())
 
 
 # -- numbers, images, arrays -------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from sklearn import metrics as sk
 import fedtilt as ft
 from fedtilt.cli.console import Console
 from fedtilt.cli.tune import print_tuning
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.report.tuning_page import build_tuning_page
 from fedtilt.tuning.decision import difference
@@ -82,3 +83,16 @@ def test_a_search_by_auroc_resumes_from_its_folder(tmp_path: Path) -> None:
         ft.tune([ft.fedavg()], federation, ft.models.mlp, over=over, by="auroc", **impossible)
     with pytest.raises(InputError, match="there is no objective 'rocauc' for classification"):
         ft.tune([ft.fedavg()], federation, ft.models.mlp, over=over, by="rocauc", **settings | {"out": None})
+
+
+def test_settings_are_compared_although_the_first_clients_have_samples_of_one_class() -> None:
+    """Ditto is compared on clients with a personal model, and after the first stage these have no rare sample."""
+    rng, data = np.random.default_rng(0), []
+    for n in range(6):
+        y = (rng.random(60) < 0.2).astype(int) * (n not in TrainSettings(participation=0.34).selected(1, 6))
+        data.append((torch.from_numpy(rng.normal(size=(60, 3)) + y[:, None]).float(), y.tolist()))
+    federation = ft.Federation.from_clients(data, validation=0.3, class_names=["no", "yes"])
+    settings = {"rounds": 4, "participation": 0.34, "epochs": 1, "batch_size": 16, "workers": 0}
+    found = ft.tune([ft.ditto(0.1)], federation, ft.models.mlp, over={"mu": [0.01, 1, 5, 9]}, by="auprc", **settings)
+    assert {row.rounds for row in found.settings.values()} == {1, 4}
+    assert all(0 < row.validation["auprc"] <= 1 for row in found.settings.values())

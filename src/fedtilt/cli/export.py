@@ -81,4 +81,6 @@ def export(
     echo(f"wrote the {part}{whose} of {after} ({count:,} parameters) to {to}{checked}")
     if exported.sources:
         echo("; ".join(f"{part.replace('_', ' ')}: {source}" for part, source in exported.sources.items()))
+    for note in exported.notes:
+        echo(f"{note}; --threshold sets one")
     echo(f"model card: {card}")

@@ -36,7 +36,7 @@ def forget(
     the site keeps of a federation.
     """
     from fedtilt import report
-    from fedtilt.runs.forget import changes, first_round, forget_site, model_digest
+    from fedtilt.runs.forget import changes, first_round, forget_site, last_round, model_digest
     from fedtilt.runs.forget import forget as forget_client
     from fedtilt.runs.spec_run import spec_of
 
@@ -70,7 +70,7 @@ def forget(
     selected = f"was first selected in round {first}" if first else "was never selected"
     again = f"fedtilt run {shlex.quote(str(new / 'spec.toml'))} --out OTHER, then fedtilt check OTHER"
     print_lines(
-        console, f"trained:    {plural(spec.train.rounds, 'round')} again, from the first on: a whole run"
+        console, f"trained:    {plural(last_round(new), 'round')} again, from the first on: a whole run"
         f" ({client} {selected})",
         f"models:     {model_digest(new)} (blake2b), those of a run that never had the client",
         f"to verify:  delete its rows or samples, {again}", f"compared:   {page}",

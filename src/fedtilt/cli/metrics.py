@@ -60,14 +60,13 @@ def metrics(
     from fedtilt.evaluation.gains import client_gains
     from fedtilt.evaluation.metrics_frame import metrics_frame
     from fedtilt.evaluation.predictions import CLIENT
-    from fedtilt.report.run_reader import read_thresholds
     from fedtilt.runs.predictions import read_or_predict
     from fedtilt.storage.predictions import read_predictions
     from fedtilt.storage.provenance import seed_folder
-    from fedtilt.storage.run_folder import baselines_folder
+    from fedtilt.storage.run_folder import baselines_folder, read_thresholds
 
     run = read_or_predict(folder, method or [], seed)
-    thresholds = read_thresholds(seed_folder(folder, run.seed))
+    thresholds = read_thresholds(seed_folder(folder, run.seed), run.round)
     frames = {
         name: metrics_frame(
             predictions, metric, by=by, positive=positive, confidence=confidence, resamples=resamples,

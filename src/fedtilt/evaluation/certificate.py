@@ -79,19 +79,19 @@ class Certificate:
         total: test samples, (clients, groups); about a client without any, there is no statement
         confidence: the probability that a statement holds
         group: "class", or the column of the groups
-        attackers: how many of the clients attack; they have no test data, and no note counts them
+        absent: how many of the clients attack or have left; they have no test data, and no note counts them
     """
 
     correct: Tensor
     total: Tensor
     confidence: float = 0.95
     group: str = CLASS
-    attackers: int = 0
+    absent: int = 0
     title: str = "accuracy"
 
     @classmethod
     def of(
-        cls, sums: Tensor, total: Tensor, confidence: float = 0.95, group: str = CLASS, attackers: int = 0
+        cls, sums: Tensor, total: Tensor, confidence: float = 0.95, group: str = CLASS, absent: int = 0
     ) -> "Certificate":
         """The certificate of the first score of these sums (see `metrics`) that is a mean of shares."""
         found = shares_of(sums)
@@ -100,7 +100,7 @@ class Certificate:
                 "a certificate is about shares of right predictions; errors of numbers have no bound without an "
                 "assumption about their distribution: use the intervals of metrics_frame"
             )
-        return cls(found[1], total, confidence, group, attackers, found[0].title)
+        return cls(found[1], total, confidence, group, absent, found[0].title)
 
     def __post_init__(self) -> None:
         checks.probability(self.confidence, "confidence", 0.95)
@@ -126,7 +126,7 @@ class Certificate:
             for name, lowest in (("client", self.clients), (self._one_group, self.groups))[: 1 + self._has_groups]
             if lowest.limited_by_samples
         ]
-        if without_data := int((self._samples == 0).sum()) - self.attackers:
+        if without_data := int((self._samples == 0).sum()) - self.absent:
             notes.append(f"{without_data} without test data: no statement")
         return notes
 

@@ -43,6 +43,7 @@ class EvaluatedResult:
     validation: Metrics | None = None  # of the evaluated models on validation data, if there is any
     client_names: tuple[str, ...]
     group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by grouping; empty: numbers
+    threshold: Threshold | None = None  # on the probability of a rare class, chosen on validation data
     _predict: Callable[[], Predictions] | None = None  # None: the test data is not on this machine
 
     def __repr__(self) -> str:
@@ -176,10 +177,14 @@ class EvaluatedResult:
         confidence: float = 0.95,
         resamples: int = 1000,
     ) -> MetricsFrame:
-        """Metrics of the predictions overall and by group, with intervals: see `metrics_frame.metrics_frame`."""
+        """Metrics of the predictions overall and by group, with intervals: see `metrics_frame.metrics_frame`.
+
+        The threshold decides what is predicted if there is one, as in exported models.
+        """
         return metrics_frame(
-            self.predictions, metrics, by=by, positive=positive, confidence=confidence, resamples=resamples
-        )
+            self.predictions, metrics, by=by, positive=positive, confidence=confidence, resamples=resamples,
+            threshold=self.threshold,
+        )  # fmt: skip
 
     def reliability_curve(self, positive: str | None = None) -> list[ReliabilityBin]:
         """Accuracy by confidence of the prediction; with `positive`, the share of that class by its probability."""
@@ -191,7 +196,6 @@ class MethodResult(EvaluatedResult):
     """One method at the end of a run."""
 
     method: Method
-    threshold: Threshold | None = None  # on the probability of a rare class, chosen on validation data
     _net: nn.Module
     _parts: Parts
     _server: ServerState

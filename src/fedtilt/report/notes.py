@@ -73,7 +73,7 @@ def _never_selected(run: Run) -> Iterator[Note]:
         count = most if most == min(counts) else f"Up to {most}"
         yield Note(
             "never selected",
-            f"{count} of {len(run.compared[0].total):,} clients were never selected and are evaluated on the shared "
+            f"{count} of {run.compared[0].clients:,} clients were never selected and are evaluated on the shared "
             f"model; the table “{VIEWS['ever_selected'].title}” of the report leaves them out.",
         )
 
@@ -83,7 +83,7 @@ def _without_test_data(run: Run) -> Iterator[Note]:
         f"{name}, seed {seed_run.seed}" if len(run.compared) > 1 else name
         for seed_run in run.compared
         for client, name in enumerate(seed_run.client_names)
-        if not seed_run.total[client].any() and client not in seed_run.attackers
+        if not seed_run.total[client].any() and client not in (*seed_run.attackers, *seed_run.left_out)
     ]
     if names:
         yield Note("not evaluated", f"Clients without test data: {first_names(names, _NAMED, '; ')}.")
@@ -106,7 +106,7 @@ def _attack(run: Run) -> Iterator[Note]:
     if not attack:
         return
     seed_run = run.compared[0]
-    names, clients = [seed_run.client_names[client] for client in seed_run.attackers], len(seed_run.total)
+    names, clients = [seed_run.client_names[client] for client in seed_run.attackers], seed_run.clients
     seed = f"in seed {seed_run.seed}: " if len(run.compared) > 1 else ""
     text = (
         f"Attack {attack['kind']} from round {attack['from_round']} on, by {len(names)} of {clients:,} clients "

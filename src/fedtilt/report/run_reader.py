@@ -28,7 +28,7 @@ from fedtilt.storage.evaluations import Evaluations, History
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.predictions import read_predictions
 from fedtilt.storage.provenance import check_run_folder, read_record
-from fedtilt.storage.run_folder import EARLY_STOP, baselines_folder
+from fedtilt.storage.run_folder import EARLY_STOP, baselines_folder, read_thresholds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,7 @@ class SeedRun:
     class_names: tuple[str, ...]  # of the K columns
     group: str = CLASS  # what the columns are: classes, ranges of the target, or a column of groups
     attackers: tuple[int, ...] = ()  # clients, which are not evaluated
+    left_out: tuple[int, ...] = ()  # clients that have left: they have a number, and no data
     about_data: tuple[str, ...] = ()  # warnings, and how the source was read
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)  # by method, of a rare class
     has_ended: bool = False  # early, by the stop rule of the run
@@ -62,6 +63,11 @@ class SeedRun:
     def sums(self, method: str) -> Tensor:
         """Sums (N, K) of the evaluated models: correct predictions, or errors."""
         return self.counts[method].evaluated
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self.total) - len(self.left_out)
 
     @property
     def tested(self) -> list[int]:
@@ -196,20 +202,10 @@ def _read_seed(folder: Path, seed: int, fingerprint: Mapping[str, Any]) -> SeedR
         )
     return SeedRun(
         seed=seed, folder=folder, history=history, counts={name: counts[name] for name in methods}, total=total,
-        baselines=_read_baselines(baselines_folder(folder), last), thresholds=read_thresholds(folder),
+        baselines=_read_baselines(baselines_folder(folder), last), thresholds=read_thresholds(folder, last),
         has_ended=(folder / EARLY_STOP).exists(),
         **_read_federation(folder / "federation.json", *total.shape),
     )  # fmt: skip
-
-
-def read_thresholds(folder: Path) -> dict[str, Threshold]:
-    """The thresholds that were chosen in the folder of a seed, by method."""
-    path = folder / "thresholds.json"
-    if not path.exists():
-        return {}
-    found = read_json(path)
-    with interpreting(path):
-        return {method: Threshold.from_json(values) for method, values in found["thresholds"].items()}
 
 
 def _read_baselines(folder: Path, round: int) -> dict[str, RoundMetrics]:
@@ -244,7 +240,7 @@ def _read_federation(path: Path, clients: int, classes: int) -> dict[str, Any]:
         client_names, class_names = tuple(map(str, record["clients"])), tuple(map(str, record["classes"]))
         has_outliers = torch.zeros(clients, dtype=torch.bool)
         has_outliers[torch.tensor(record["has_outliers"], dtype=torch.long)] = True
-        attackers = tuple(map(int, record.get("attackers", ())))
+        attackers, left_out = (tuple(map(int, record.get(key, ()))) for key in ("attackers", "left_out"))
         about_data = tuple(map(str, record.get("about_data", ())))
     if (len(client_names), len(class_names)) != (clients, classes):
         raise InputError(
@@ -253,7 +249,8 @@ def _read_federation(path: Path, clients: int, classes: int) -> dict[str, Any]:
         )
     return {
         "client_names": client_names, "class_names": class_names, "has_outliers": has_outliers,
-        "group": str(record.get("group", CLASS)), "attackers": attackers, "about_data": about_data,
+        "group": str(record.get("group", CLASS)), "attackers": attackers, "left_out": left_out,
+        "about_data": about_data,
     }  # fmt: skip
 
 

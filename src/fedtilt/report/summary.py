@@ -100,11 +100,9 @@ def certificates(run: Run) -> str:
     if shares_of(run.compared[0].sums(run.methods[0])) is None:
         return ""
     total = torch.cat([seed_run.total for seed_run in run.compared])
-    attackers = sum(len(seed_run.attackers) for seed_run in run.compared)
+    absent = sum(len(seed_run.attackers) + len(seed_run.left_out) for seed_run in run.compared)
     by_method = {
-        method: Certificate.of(
-            torch.cat([s.sums(method) for s in run.compared]), total, group=run.group, attackers=attackers
-        )
+        method: Certificate.of(torch.cat([s.sums(method) for s in run.compared]), total, group=run.group, absent=absent)
         for method in compare.best_methods(run, 5)
     }
     return f"{capitalise(describe(by_method, unseen=len(run.compared) == 1))}."
@@ -126,7 +124,7 @@ def facts(run: Run) -> str:
         ends = sorted({seed_run.round for seed_run in run.compared})
         rounds = f"ended early after {ends[0]}{f' to {ends[-1]}' * (len(ends) > 1)} of {run.rounds}"
     counts = f"{rounds} round{'' if rounds == '1' else 's'}, {len(run.seeds)} seed{'s' if len(run.seeds) > 1 else ''}"
-    return f"{settings['data']}, {settings['clients']:,} clients, {data}, {counts}"
+    return f"{settings['data']}, {run.compared[0].clients:,} clients, {data}, {counts}"
 
 
 def format_percent(value: float) -> str:

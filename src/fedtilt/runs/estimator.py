@@ -18,6 +18,7 @@ from fedtilt.data import Federation
 from fedtilt.data.tables.reader import open_reader
 from fedtilt.data.tables.schema import Schema
 from fedtilt.data.tables.table import table, transform
+from fedtilt.data.tables.values import read_names
 from fedtilt.errors import InputError
 from fedtilt.methods import PRESETS, Method, fedtilt
 from fedtilt.models import ModelSource, logits, mlp
@@ -117,12 +118,14 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         columns, _ = self._columns(X)
         x = transform(pa.table(columns), like=self._schema)
         found = np.empty((len(x), len(self.classes_)))
-        client = self._client_column(columns)
-        names = np.array(["" if client is None else str(cell) for cell in _texts(columns, client, len(x))], object)
+        numbers, names = np.full(len(x), -1), tuple[str, ...]()
+        if (client := self._client_column(columns)) is not None:
+            numbers, names = read_names(open_reader(pa.table(columns)), client, gaps=True)  # -1: no client
         with torch.no_grad():
-            for name in dict.fromkeys(names.tolist()):
-                rows = np.flatnonzero(names == name)
-                outputs = logits(self._own.get(name, self._shared), x[rows])
+            for number in np.unique(numbers):
+                rows = np.flatnonzero(numbers == number)
+                own = None if number < 0 else self._own.get(names[number])
+                outputs = logits(own or self._shared, x[rows])
                 found[rows] = outputs[:, self._outputs].double().softmax(1).numpy()
         return found
 
@@ -187,11 +190,3 @@ def _check_labels(labels: np.ndarray) -> None:
     if len(missing):
         rows = f"{len(missing)} of {len(labels)} rows, the first row {missing[0]}"
         raise InputError(f"y has no label in {rows}; drop these rows from X and y")
-
-
-def _texts(columns: Mapping[str, pa.ChunkedArray], name: str | None, rows: int) -> list[object]:
-    """The cells of a column as they are written, such as clients; 3.0 in an array of numbers is 3."""
-    if name is None:
-        return [None] * rows
-    cells = columns[name].to_pylist()
-    return [int(cell) if isinstance(cell, float) and cell.is_integer() else cell for cell in cells]

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from fedtilt.parts import match_names, named_pieces
 from fedtilt.runs.trained_run import TrainedRun, read_trained_run
 from fedtilt.state import ClientState, ServerState
 
-_NOT_EXPORTED = ("clients", "has_outliers", "attackers", "about_data", "group", "class_names", "thresholds")
+_NOT_EXPORTED = ("clients", "has_outliers", "attackers", "left_out", "about_data", "group", "class_names")
 _TOLERANCE = 1e-4  # of the outputs of ONNX Runtime, relative to the largest
 
 
@@ -35,6 +35,7 @@ class Export(NamedTuple):
     round: int  # after which it was saved
     method: str
     client: str | None  # whose model it is; None: the shared model
+    notes: Sequence[str] = ()  # what the model does not have
 
     def with_threshold(self, threshold: Threshold) -> "Export":
         """The same model with this threshold on one of its classes."""
@@ -42,7 +43,7 @@ class Export(NamedTuple):
             what = "numbers" if "target" in self.metadata else "tokens or several labels"
             raise InputError(f"threshold {threshold.name}={threshold.value:g} is for classes, and this predicts {what}")
         threshold.check(json.loads(self.metadata["classes"]))
-        return self._replace(metadata={**self.metadata, "threshold": json.dumps(threshold.to_json())})
+        return self._replace(metadata={**self.metadata, "threshold": json.dumps(threshold.to_json())}, notes=())
 
     def write(self, path: Path, model: ModelSource | str | None = None) -> float | None:
         """Write a safetensors file, or an ONNX file; of the latter, return how much ONNX Runtime differs from PyTorch.
@@ -96,13 +97,20 @@ def export_of(
             description["classes"] = run.description["class_names"]
         elif "task" in description:
             description.pop("classes", None)
-        if method in run.description.get("thresholds", {}):
-            description["threshold"] = run.description["thresholds"][method]
         if number is not None:
             description["client"] = run.clients[number]
         sources = _sources(fingerprint, server, kept)
-        if (scores := run.scores(method)) is not None and (number is not None or _is_evaluated(run, method, sources)):
-            description["scores"] = scores.to_json(number)
+        threshold, notes = run.thresholds.get(method), []
+        if number is not None or _is_evaluated(run, method, sources):
+            if threshold is not None:
+                description["threshold"] = threshold.to_json()
+            if (scores := run.scores(method)) is not None:
+                description["scores"] = scores.to_json(number)
+        elif threshold is not None:
+            notes.append(
+                f"without the threshold {threshold.name}={threshold.value:.4g} of the run, which was chosen for the "
+                "models of clients"
+            )
         tensors = _named_state(fingerprint, run.constants, server, kept)
         if trained_only:
             changed = _trained_names(fingerprint, sources)
@@ -112,7 +120,9 @@ def export_of(
             sources = {part: "left out" if source == "initial" else source for part, source in sources.items()}
         values = description | {"method": method, "round": run.round} | sources
         texts = {key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items()}
-        return Export(tensors, texts, sources, kept.personal is not None, run.round, method, description.get("client"))
+        return Export(
+            tensors, texts, sources, kept.personal is not None, run.round, method, description.get("client"), notes
+        )
 
 
 def _client_state(run: TrainedRun, method: str, number: int | None) -> ClientState:

@@ -53,16 +53,21 @@ def forget(folder: Path, client: str, out: Path, callbacks: Sequence[Callback] =
 
 
 def first_round(folder: Path, client: str) -> int | None:
-    """The first round in which a client was selected, of all seeds; None: it never was."""
+    """The first round in which a client was selected, of all seeds; None: it never was, until the run ended."""
     from fedtilt.spec import train_settings_of
 
     spec, names = spec_of(folder), open_seed(folder)[1].description()["clients"]
     number = client_number(client, names)
-    for round in range(1, spec.train.rounds + 1):
+    for round in range(1, last_round(folder) + 1):
         for seed in read_record(folder)["seeds"]:
             if number in train_settings_of(spec, seed).selected(round, len(names)):
                 return round
     return None
+
+
+def last_round(folder: Path) -> int:
+    """The round of the models of a run, of all seeds the latest; it may end early."""
+    return max(open_state(folder, seed)[2].round for seed in read_record(folder)["seeds"])
 
 
 def model_digest(folder: Path) -> str:

@@ -115,18 +115,19 @@ def _title(run: TrainedRun, export: Export) -> str:
         f"```\n{run.fingerprint['architecture']}\n```",
     ]
     if "threshold" in export.metadata:
-        lines.append(f"Decision: {Threshold.from_json(json.loads(export.metadata['threshold'])).in_words()}.")
+        decision = Threshold.from_json(json.loads(export.metadata["threshold"])).in_words()
+        lines.append(f"Decision: {decision}. The figures below are of the most probable class.")
+    lines += [f"It is {note}." for note in export.notes]
     if export.sources:
         lines.append("".join(f"- {part.replace('_', ' ')}: {source}\n" for part, source in export.sources.items()))
     return "\n\n".join(line.strip("\n") for line in lines)
 
 
 def _data(fingerprint: Mapping[str, Any], description: Mapping[str, Any]) -> str:
-    outliers = fingerprint["outliers"]
+    outliers, clients = fingerprint["outliers"], fingerprint["clients"] - len(description.get("left_out", ()))
     lines = [
         "## Training data",
-        f"{_text(fingerprint['data'])}, divided among {fingerprint['clients']:,} clients. The data is not part of this "
-        "export.",
+        f"{_text(fingerprint['data'])}, divided among {clients:,} clients. The data is not part of this export.",
     ]
     if outliers["kind"] != "none":
         lines.append(f"Outliers of kind {outliers['kind']} were added to the training data on purpose.")
@@ -246,7 +247,7 @@ def _limits(
 ) -> str:
     figures = next(iter(by_group.values()))
     empty = [name for name, samples in zip(figures.names, figures.total.sum(0).tolist(), strict=True) if not samples]
-    fewest = int(figures.total.sum(1).min())
+    fewest = min((samples for samples in figures.total.sum(1).tolist() if samples), default=0)
     limits = [
         "The figures hold for new samples of the same clients and for data like theirs; the model has not been tested "
         "on other populations.",

@@ -142,6 +142,7 @@ def train_to_end(
         classes=group_names(federation)[federation.group],
         has_outliers=federation.has_outliers.nonzero()[:, 0].tolist(),
         attackers=federation.attackers if isinstance(federation, AttackedFederation) else (),
+        left_out=federation.left_out,
         about_data=federation.about_data,
         constants=_constants(prepared),
         model=_model_description(prepared),

@@ -32,13 +32,13 @@ def run_result(
 ) -> Result:
     """The result of a run that ends with this state; its predictions and thresholds are recorded."""
     _store_predictions(prepared, recorder, state)
-    if chosen := choose_thresholds(prepared, prepared.methods, state):
-        recorder.record_thresholds(chosen)
+    thresholds = choose_thresholds(prepared, prepared.methods, state)
+    if thresholds and isinstance(recorder, RunFolder):
+        recorder.record_thresholds(state.round, thresholds)
     predictions = {m.name: _predictions_of(m, prepared, recorder, state) for m in prepared.methods}
-    trained = _trained_run(recorder, state, fingerprint, predictions)
+    trained = _trained_run(recorder, state, fingerprint, predictions, thresholds)
     evaluations, compared = recorder.evaluations, partial(baselines_of, prepared, recorder, state.round, notice)
     counts, total = evaluations.counts(state.round)
-    thresholds = recorder.description().get("thresholds", {})
     net = copy.deepcopy(prepared.net).cpu()
     groups = group_names(prepared.federation)
     return Result(
@@ -46,7 +46,7 @@ def run_result(
             m.name: MethodResult(
                 name=m.name,
                 method=m,
-                threshold=Threshold.from_json(thresholds[m.name]) if m.name in thresholds else None,
+                threshold=thresholds.get(m.name),
                 history=evaluations.history[m.name],
                 validation=evaluations.validation[m.name].evaluated if m.name in evaluations.validation else None,
                 client_names=prepared.federation.client_names,
@@ -114,19 +114,22 @@ def _export(
 
 
 def _trained_run(
-    recorder: Recorder, state: FederationState, fingerprint: Mapping[str, Any], predictions: _PredictionsByMethod
-) -> Callable[[], TrainedRun]:
+    recorder: Recorder, state: FederationState, fingerprint: Mapping[str, Any], predictions: _PredictionsByMethod,
+    thresholds: Mapping[str, Threshold],
+) -> Callable[[], TrainedRun]:  # fmt: skip
     """A function that returns the run for exports."""
     if isinstance(recorder, RunFolder):  # not from memory: the results of many seeds would keep their models
         return partial(read_trained_run, recorder.folder.parent, fingerprint["train"]["seed"])
     server = {name: found.map(torch.Tensor.cpu) for name, found in state.server.items()}
     # no lambda: a result can be copied to another process
-    return partial(_run_in_memory, recorder, server, state.client_states, state.round, fingerprint, predictions)
+    return partial(
+        _run_in_memory, recorder, server, state.client_states, state.round, fingerprint, predictions, thresholds
+    )
 
 
 def _run_in_memory(
     recorder: Recorder, server: Mapping[str, ServerState], states: ClientStates, round: int,
-    fingerprint: Mapping[str, Any], predictions: _PredictionsByMethod,
+    fingerprint: Mapping[str, Any], predictions: _PredictionsByMethod, thresholds: Mapping[str, Threshold],
 ) -> TrainedRun:  # fmt: skip
     def evaluation(method: str) -> Evaluation:
         counts, total = recorder.evaluations.counts(round)
@@ -142,4 +145,5 @@ def _run_in_memory(
         round=round,
         evaluation=evaluation,
         scores=lambda method: predictions[method]().scores,
+        thresholds=thresholds,
     )

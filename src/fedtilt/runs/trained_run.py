@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -14,13 +15,14 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.prediction_sets import ConformityScores
 from fedtilt.evaluation.round_metrics import RoundMetrics
+from fedtilt.evaluation.threshold import Threshold
 from fedtilt.files import interpreting, read_json, read_tensors
 from fedtilt.state import ClientState, ServerState
 from fedtilt.storage.evaluations import read_counts
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.predictions import read_predictions
 from fedtilt.storage.provenance import check_run_folder, read_record, seed_folder
-from fedtilt.storage.run_folder import RunFolder
+from fedtilt.storage.run_folder import RunFolder, read_thresholds
 from fedtilt.version import __version__
 
 
@@ -46,6 +48,7 @@ class TrainedRun(NamedTuple):
     scores: Callable[[str], ConformityScores | None] = lambda _: (
         None
     )  # of a method on validation data; None: there are none
+    thresholds: Mapping[str, Threshold] = MappingProxyType({})  # by method, chosen for the models after this round
     version: str = __version__  # of fedtilt, that trained it
     own_client: int | None = None  # of a site's folder: the site
 
@@ -103,6 +106,7 @@ def read_trained_run(folder: Path, seed: int | None = None, round: int | None = 
             round=state.round,
             evaluation=partial(_evaluation, run_folder, state.round),
             scores=partial(_scores, run_folder.folder, state.round),
+            thresholds=read_thresholds(run_folder.folder, state.round),
             version=str(read_record(folder)["environment"].get("fedtilt", __version__)),
         )
 

@@ -4,7 +4,7 @@ fingerprint.json                               methods, settings, data and model
 federation.json                                names of clients and classes or groups, clients with outliers, warnings
 backend.json                                   which backend trained last, and why faster ones did not
 model.json                                     how to build the model, and how to standardise its input
-thresholds.json                                {"thresholds": method → threshold on a class}, if any were chosen
+thresholds.json                                round, and by method a threshold on a class, if any were chosen
 early_stop.json                                after which round the run ended early, and why
 constants.safetensors                          frozen parameters and initial buffers of the model, if it has any
 metrics.jsonl                                  one line per evaluated round and method
@@ -42,12 +42,24 @@ if TYPE_CHECKING:  # Arrow is for tables alone
     from fedtilt.data.tables.schema import Schema
 
 EARLY_STOP = "early_stop.json"
+THRESHOLDS = "thresholds.json"
 Notice = Callable[[str], None]
 
 
 def baselines_folder(folder: Path) -> Path:
     """The folder of the baselines in that of a seed."""
     return folder / "baselines"
+
+
+def read_thresholds(folder: Path, round: int) -> dict[str, Threshold]:
+    """The thresholds in the folder of a seed, by method; empty: none were chosen for the models after this round."""
+    path = folder / THRESHOLDS
+    if not path.exists():
+        return {}
+    found = read_json(path)
+    with interpreting(path):
+        is_same = found.get("round", round) == round  # files of earlier versions have no round
+        return {m: Threshold.from_json(values) for m, values in found["thresholds"].items()} if is_same else {}
 
 
 class RunFolder:
@@ -130,7 +142,7 @@ class RunFolder:
 
     def describe(
         self, *, clients: Sequence[str], classes: Sequence[str], has_outliers: Sequence[int], group: str = CLASS,
-        attackers: Sequence[int] = (), about_data: Sequence[str] = (),
+        attackers: Sequence[int] = (), left_out: Sequence[int] = (), about_data: Sequence[str] = (),
         constants: Mapping[str, Tensor] | None = None, model: Mapping[str, Any] | None = None,
         backend: str | None = None,
     ) -> None:  # fmt: skip
@@ -141,6 +153,7 @@ class RunFolder:
         names: dict[str, Any] = {"clients": list(clients), "classes": list(classes), "has_outliers": list(has_outliers)}
         names |= {} if group == CLASS else {"group": group}
         names |= {"attackers": list(attackers)} if attackers else {}
+        names |= {"left_out": list(left_out)} if left_out else {}
         names |= {"about_data": list(about_data)} if about_data else {}
         write_json(self.folder / "federation.json", names, sync=False)
         if backend is not None:
@@ -152,14 +165,14 @@ class RunFolder:
                 write_tensors(self._constants_file, constants)
             self._has_constants = True
 
-    def record_thresholds(self, thresholds: Mapping[str, Threshold]) -> None:
-        """Write the thresholds of methods."""
+    def record_thresholds(self, round: int, thresholds: Mapping[str, Threshold]) -> None:
+        """Write the thresholds of methods, which are chosen for their models after this round."""
         found = {method: threshold.to_json() for method, threshold in thresholds.items()}
-        write_json(self.folder / "thresholds.json", {"thresholds": found})
+        write_json(self.folder / THRESHOLDS, {"round": round, "thresholds": found})
 
     def description(self) -> dict[str, Any]:
         """What `describe` wrote, without the constants."""
-        paths = [self.folder / name for name in ("federation.json", "model.json", "thresholds.json")]
+        paths = [self.folder / name for name in ("federation.json", "model.json")]
         return {key: value for path in paths if path.exists() for key, value in read_json(path).items()}
 
     def constants(self) -> dict[str, Tensor]:
@@ -256,10 +269,6 @@ class InMemoryRun:
     ) -> None:
         """Remember what `RunFolder.describe` writes."""
         self._description, self._constants = {**names, **model}, constants
-
-    def record_thresholds(self, thresholds: Mapping[str, Threshold]) -> None:
-        """Remember the thresholds of methods."""
-        self._description["thresholds"] = {method: threshold.to_json() for method, threshold in thresholds.items()}
 
     def description(self) -> dict[str, Any]:
         """What `describe` was called with, without the constants."""

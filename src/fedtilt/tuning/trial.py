@@ -14,7 +14,7 @@ from fedtilt.devices import pick_device
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.engine.prepare import PreparedRun
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.errors import Diverged
+from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.metrics import GroupCounts
@@ -146,7 +146,7 @@ def score(prepared: PreparedRun, state: FederationState, split: str, *, outputs:
     """The scores of methods on test or validation data, with `outputs` also their probabilities.
 
     On validation data, without the clients that have no personal model yet: after few rounds they would outnumber the
-    others.
+    others. With `outputs`, unless the others have samples of one class alone, of which there is no AUROC.
     """
     federation, device = prepared.federation, prepared.device
     with one_thread(device), fp32_deterministic(device):
@@ -155,6 +155,11 @@ def score(prepared: PreparedRun, state: FederationState, split: str, *, outputs:
         predicted = {m.name: evaluator.predictions(m, state) for m in prepared.methods} if outputs else {}
     total, columns, scores = evaluator.total, _groupings(federation), {}
     _, labels, clients = federation.evaluation(split)
+    if outputs and len(labels.unique()) < 2:
+        raise InputError(
+            f"with seed {prepared.settings.seed}, all {split} samples are of one class, with no AUROC, AUPRC or F1; "
+            f"raise {'clients.validation' if split == 'validation' else 'data.test_share'}, or choose another objective"
+        )
     sizes = labels.bincount(minlength=federation.classes) if outputs else torch.zeros(0)
     rarer = torch.tensor(-1) if len(sizes) != 2 else (sizes[0] >= sizes[1]).long()
     for name, counts in found.items():
@@ -162,7 +167,8 @@ def score(prepared: PreparedRun, state: FederationState, split: str, *, outputs:
         groups = counts.by_grouping(total, columns) if columns else {}
         scores[name] = ScoreTable(counts.evaluated, total, groups, of_samples)
         trained = ~counts.never_selected
-        if split == "validation" and counts.personal is not None and total[trained].any():
+        is_enough = len(labels[trained[clients]].unique()) > 1 if outputs else total[trained].any()
+        if split == "validation" and counts.personal is not None and is_enough:
             scores[name] = scores[name].of_clients(trained.nonzero()[:, 0])
     return scores
 
