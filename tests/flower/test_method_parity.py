@@ -145,3 +145,34 @@ def test_no_local_tensor_leaves_a_site(method_spec: Path, tmp_path: Path) -> Non
         for key, record in reply.content.items() if isinstance(record, ArrayRecord)
     }  # fmt: skip
     assert records == {"arrays", "tensors"}
+
+
+@pytest.mark.parametrize("method_spec", ["scaffold", "feddyn", "ditto"], indirect=True)
+def test_a_lost_reply_is_a_round_without_the_site(method_spec: Path, tmp_path: Path) -> None:
+    """The server has nothing of the round, so the site continues from what it had before: the states fit each other."""
+    found = {}
+    for name in ("lost", "not trained"):
+        home = tmp_path / name
+
+        def drop(reply: Message, site: int, round: int, home: Path = home, name: str = name) -> list[Message]:
+            if reply.metadata.message_type != "train" or site != 1 or round not in (2, 3):
+                return [reply]
+            for file in (home / "state/1").rglob(f"round-{round:05d}.safetensors"):
+                if name == "not trained":
+                    file.unlink()
+            return []
+
+        deployment = Deployment(Task(spec=method_spec), home)
+        for rounds in (2, 4, 5):  # continues after a round with the lost reply, and after one without
+            settings = SETTINGS.replace("rounds=3", f"rounds={rounds}") + "\ntrain.eval_every=1\ntrain.screen=0"
+            deployment.run(drop, set=settings, quorum=0.5)
+        files = [sorted((home / f"state/{site}").rglob("round-*.safetensors")) for site in (0, 1)]
+        server = RunFolder(home / "run/seed-0").latest().server[method_spec.stem].to_tensors()
+        counts, _ = RunFolder(home / "run/seed-0").evaluations.counts(3)
+        personal = counts[method_spec.stem].evaluated
+        found[name] = [server, *(load_file(of_site[-1]) for of_site in files), {"evaluated": personal}]
+    torch.testing.assert_close(found["lost"], found["not trained"], rtol=0, atol=0)
+    server, *sites, _ = found["lost"]
+    if method_spec.stem == "scaffold":
+        mean = torch.stack([tensors["correction.control"] for tensors in sites]).mean(0)
+        torch.testing.assert_close(server["correction.control"], mean)

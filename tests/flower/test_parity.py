@@ -1,6 +1,7 @@
 """A Flower federation gives the simulator's models: over a real network, and with every part of a recipe."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 
 import fedtilt as ft
-from fedtilt.engine.prepare import prepare
+from fedtilt.engine.prepare import check_effects, prepare
 from fedtilt.files import read_json
 from fedtilt.flower import Task
 from fedtilt.flower.deploy.local_cluster import LocalCluster
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.simulation import Round, simulate_prepared
-from fedtilt.spec import federation_of, load, train_settings_of
+from fedtilt.spec import federation_of, load, model_of, train_settings_of
 from fedtilt.storage.run_folder import RunFolder
 from tests.helpers.loopback import Deployment
 from tests.helpers.network import write_app
@@ -143,3 +144,25 @@ def test_sites_augment_their_batches_as_the_simulator_does(
         shared[name] = deployed.parameters
     assert torch.equal(shared["same"], shared[""])
     assert not torch.equal(shared["noise"], shared[""])
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        (None, "train.buffers=average"),
+        (None, "train.server_optimizer=sgd\nmethods.fedtilt.optimizer=adam"),
+        (RecipeModel, "train.micro_batch_size=4"),
+    ],
+)
+def test_what_has_no_effect_or_cannot_train_is_the_simulators_error(
+    model: object, settings: str, spec: Path, tmp_path: Path
+) -> None:
+    loaded = load(spec, overrides=settings.splitlines())
+    methods = [m.to_method() for m in loaded.methods]
+    with pytest.raises(ft.InputError) as error:
+        check_effects(
+            prepare(methods, federation_of(loaded, 0), model or model_of(loaded), train_settings_of(loaded, 0))
+        )
+    with pytest.raises(ft.InputError, match=f"^{re.escape(str(error.value))}$"):
+        Deployment(Task(spec=spec, model=model), tmp_path).run(set=settings)
+    assert not (tmp_path / "run/seed-0").exists()

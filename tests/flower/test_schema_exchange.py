@@ -123,6 +123,47 @@ def test_groups_of_tables_give_the_simulators_models(tilts: str, tmp_path: Path)
     assert server_schema(tmp_path).group == ("ward",)
 
 
+FEDMINMAX = SPEC.split("[[methods]]")[0].replace('drop = ["patient"]', 'drop = ["patient"]\ngroup = ["ward"]') + (
+    '[[methods]]\npreset = "fedminmax"\ngroups = 3\nweights_lr = 0.1\n'
+)
+
+
+def test_groups_that_are_weighted_by_number_are_the_same_on_all_sites(tmp_path: Path) -> None:
+    """A site numbers the groups that it has, so one that lacks some would mix them up with others."""
+    frames = {"north": patients(160, 0), "south": patients(90, 1)}
+    Deployment(write(tmp_path / "data", frames, FEDMINMAX), tmp_path).run(**{"join-quorum": 1.0})
+    run_spec(load(tmp_path / "data/spec.toml", overrides=["train.screen=3"]), tmp_path / "simulated")
+    simulated, deployed = (RunFolder(tmp_path / name / "seed-0").latest() for name in ("simulated", "run"))
+    torch.testing.assert_close(*(state.server["fedminmax"].to_tensors() for state in (deployed, simulated)))
+    task = write(tmp_path / "data", frames | {"south": frames["south"].query("ward != 'a'")}, FEDMINMAX)
+    with pytest.raises(MissingSitesError) as error:
+        Deployment(task, tmp_path / "lacking").run(**{"join-quorum": 1.0})
+    assert "site 1 cannot join: has not all of the 3 groups whose numbers method 'fedminmax' counts on" in str(
+        error.value
+    )
+    assert "site 0" not in str(error.value)
+
+
+def test_groups_of_a_data_function_have_the_order_of_their_names(tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text('[clients]\ncount = 2\n[[methods]]\npreset = "fedminmax"\ngroups = 2\n')
+    codes, y = torch.tensor([0, 1, 1, 1]), torch.tensor([0, 1, 0, 1])
+
+    def data(node: dict) -> ft.data.Dataset:
+        flip = node["partition-id"] == 1
+        groups = {"sex": 1 - codes if flip else codes}
+        return ft.data.Dataset(
+            name="site", x_train=torch.zeros(4, 3), y_train=y, x_test=torch.zeros(4, 3), y_test=y,
+            classes=2, class_names=("no", "yes"), group_train=groups, group_test=groups,
+            group_names={"sex": ("m", "f") if flip else ("f", "m")},
+        )  # fmt: skip
+
+    task = Task(spec=tmp_path / "spec.toml", data=data, input_shape=(3,), class_names=("no", "yes"))
+    sites = [site_federation(task, task.resolve({}).spec, {"partition-id": n}, None) for n in (0, 1)]
+    for site, federation in enumerate(sites):
+        assert federation.groups["sex"].names == ("f", "m")
+        assert torch.equal(federation.groups["sex"].train, codes), site
+
+
 def test_the_schema_is_the_simulators_and_is_kept_everywhere(hospitals: Deployment, tmp_path: Path) -> None:
     grid = hospitals.run()
     schema = server_schema(tmp_path)

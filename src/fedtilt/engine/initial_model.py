@@ -51,12 +51,6 @@ def initial_model(federation: Federation, model: ModelSource, settings: TrainSet
     parts = _parts(net, federation.input_shape, settings)
     if parts.trains_buffers:
         _check_batch_sizes(net, federation, settings)
-        if settings.micro_batch_size is not None:
-            raise InputError(
-                f"micro_batch_size = {settings.micro_batch_size} would change what the model computes: its buffer "
-                f"{next(iter(parts.buffers))!r} is of whole batches; use GroupNorm, set buffers = 'frozen', "
-                "or leave it out"
-            )
     return net, parts
 
 
@@ -70,7 +64,14 @@ def _build(model: ModelSource, input_shape: Shape, classes: int, settings: Train
 
 
 def _parts(net: nn.Module, input_shape: Shape, settings: TrainSettings) -> Parts:
-    return Parts.of(net, input_shape, local=settings.local, buffers=settings.buffers)
+    parts = Parts.of(net, input_shape, local=settings.local, buffers=settings.buffers)
+    if parts.trains_buffers and settings.micro_batch_size is not None:
+        raise InputError(
+            f"micro_batch_size = {settings.micro_batch_size} would change what the model computes: its buffer "
+            f"{next(iter(parts.buffers))!r} is of whole batches; use GroupNorm, set buffers = 'frozen', "
+            "or leave it out"
+        )
+    return parts
 
 
 def _check_output(net: nn.Module, x: Inputs, y: Tensor, federation: Federation, loss: SampleLoss) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from fedtilt.attacks.attack import AttackedFederation, check_tolerated
 from fedtilt.data import Federation
+from fedtilt.data.targets import Target
 from fedtilt.devices import pick_device
 from fedtilt.engine.client import plan
 from fedtilt.engine.initial_model import initial_model
@@ -66,10 +67,7 @@ def prepare(
         federation = AttackedFederation.of(federation, settings.attack, settings.seed)
         notices = check_tolerated(methods, federation.attackers, federation.clients, settings)
     check_levels(methods, federation.groups, federation.label_group)
-    if settings.audit and federation.target is not None:
-        raise InputError(f"audit = True finds wrong labels, and the data has {federation.target.words}; leave it out")
-    if settings.audit and federation.classes < 2:
-        raise InputError("audit = True compares classes, and the data has one; leave it out")
+    check_audit(settings, federation.target, federation.classes)
     if settings.stop is not None and not any(map(len, federation.validation_index)):
         raise InputError(
             f"stop = {settings.stop.label!r} needs validation data, and the clients have none; build the federation "
@@ -102,21 +100,33 @@ def prepare(
     )  # fmt: skip
 
 
+def check_audit(settings: TrainSettings, target: Target | None, classes: int) -> None:
+    """Raise InputError if labels are audited and the data has none, or one class of them."""
+    if settings.audit and target is not None:
+        raise InputError(f"audit = True finds wrong labels, and the data has {target.words}; leave it out")
+    if settings.audit and classes < 2:
+        raise InputError("audit = True compares classes, and the data has one; leave it out")
+
+
 def check_effects(prepared: PreparedRun) -> None:
+    """`check_settings_used` of a new simulation."""
+    check_settings_used(prepared.methods, prepared.settings, prepared.parts, prepared.federation.clients)
+
+
+def check_settings_used(methods: Sequence[Method], settings: TrainSettings, parts: Parts, clients: int) -> None:
     """Raise NoEffect if settings of a new run have no effect on its model and clients; earlier versions had them."""
-    settings, parts = prepared.settings, prepared.parts
     if settings.buffers != TrainSettings.buffers and not parts.buffers:
         raise NoEffect(
             f"buffers = {settings.buffers!r} has no effect here: the model has no buffers that change; leave it out",
             key="buffers",
         )
-    if settings.server_optimizer is not None and all(m.optimizer is not None for m in prepared.methods):
+    if settings.server_optimizer is not None and all(m.optimizer is not None for m in methods):
         raise NoEffect(
             f"server_optimizer = {settings.server_optimizer.label!r} has no effect: every method has an optimizer of "
             "its own; leave it out",
             key="server_optimizer",
         )
-    check_steps_used(prepared.methods, settings.clients_per_round(prepared.federation.clients))
+    check_steps_used(methods, settings.clients_per_round(clients))
 
 
 def _check_memory(

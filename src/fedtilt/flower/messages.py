@@ -3,8 +3,9 @@
 server → site   summary    nothing
                 join       the schema of the sites' tables, if they have tables; also in the next two
                 train      w, and its buffers if they are averaged; what its components declare; round, base
-                           round (that w came from), training history, rounds that the server can go back to
-                evaluate   w, and its buffers if they are averaged; round, training history
+                           round (that w came from), the last round whose update reached the server, training
+                           history, rounds that the server can go back to
+                evaluate   w, and its buffers if they are averaged; round, that last round, training history
 site → server   summary    site number; the summary of its training rows (`fedtilt.data.tables.summary`)
                 join       site number, number of classes, number of parameters, digests of what no message carries
                 a problem  in place of the two: site number; what differs between its table and the schema
@@ -62,6 +63,7 @@ class Instruction(NamedTuple):
     received: ServerState  # what the server sends of it
     round: int
     base_round: int  # the round w came from: the round before to train, the round itself to evaluate
+    used_round: int  # the last round until then with an update of this site that reached the server
     history: TrainingHistory
     keep: tuple[int, ...]  # the rounds that the server can go back to
 
@@ -85,17 +87,24 @@ def encode_instruction(
     return content
 
 
+def for_site(content: RecordDict, used_round: int) -> RecordDict:
+    """The content for one site, whose last update that reached the server is that of this round; 0: none."""
+    config = ConfigRecord({**content.config_records[_CONFIG_RECORD], "used-round": used_round})
+    return RecordDict({**content, _CONFIG_RECORD: config})
+
+
 def decode_instruction(message: Message, parts: Parts, sent: Shapes = _NOTHING) -> Instruction:
     """Decode a request to `train` or `evaluate`, with these tensors of the server's slots."""
     content, config = message.content, message.content.config_records[_CONFIG_RECORD]
     round = _check_int(config["round"])
     base_round = _check_int(config.get("base-round", round))
+    used_round = _check_int(config.get("used-round", base_round))
     history = TrainingHistory.from_json(decode_json(config["history"]))
     kept = config.get("keep", [])
     keep = tuple(map(_check_int, kept if isinstance(kept, list) else [kept]))
     model = decode_model(content.get(_ARRAYS_RECORD), parts)
     received = model.with_slots(decode_slots(content.get(_TENSORS_RECORD), sent))
-    return Instruction(received, round, base_round, history, keep)
+    return Instruction(received, round, base_round, used_round, history, keep)
 
 
 def _check_int(value: object) -> int:

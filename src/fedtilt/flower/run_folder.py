@@ -223,6 +223,16 @@ class ServerRunFolder:
         self._participation["rejected"] = {sender: dict(reasons) for sender, reasons in rejections.items()}
         write_json(self._participation_file, self._participation)
 
+    def used_rounds(self, round: int) -> dict[int, int]:
+        """Of every site, the last round until this one with an update that reached the server; 0: none."""
+        recorded = self._participation["rounds"]
+        found = dict.fromkeys(range(self._info.sites), 0)
+        for number in range(1, round + 1):
+            # without a record, such as that of a damaged file, sites keep what they have
+            sites = recorded[str(number)]["accepted"] if str(number) in recorded else found
+            found |= dict.fromkeys(sites, number)
+        return found
+
     def rejections(self) -> dict[str, dict[str, int]]:
         """Rejection counts of earlier runs of this training history."""
         counts: dict[str, dict[str, int]] = self._participation["rejected"]

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 from fedtilt.data import Schema
-from fedtilt.engine.prepare import example_jobs
+from fedtilt.engine.prepare import check_audit, check_settings_used, example_jobs
 from fedtilt.engine.root_set import RootSet
 from fedtilt.errors import InputError
 from fedtilt.evaluation.results import Result
@@ -19,7 +19,7 @@ from fedtilt.flower.flwr_internals import limit_reply_size, max_reply_size, netw
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.run_folder import ServerRunFolder, open_run_folder
 from fedtilt.flower.schema_exchange import agree_on_schema, stored_schema
-from fedtilt.flower.site_data import site_federation
+from fedtilt.flower.site_data import check_all_groups, site_federation
 from fedtilt.flower.site_strategy import SiteStrategy
 from fedtilt.flower.task import NodeConfig, ResolvedTask, Task, left_out_sites
 from fedtilt.methods.aggregators import Rooted
@@ -64,6 +64,7 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
             schema = schema or agree_on_schema(known, spec.clients.sites, grid, policy, keys, left_out_sites(spec))
         info = task.federation_info(resolved, schema)
         model, parts = task.initial_model(resolved, info)
+        check_audit(resolved.settings, info.target, len(info.class_names))
         mechanism = GaussianMechanism.of(resolved.settings, info.sites, parts)
         if mechanism is not None:  # the noise is part of the fingerprint: a run has one
             resolved = resolved._replace(settings=mechanism.with_noise(resolved.settings))
@@ -72,6 +73,8 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
             folder, resolved, info, model, parts, kept_rounds=policy.kept_rounds, back_to=_back_to(config),
             root=None if root is None else root[0],
         )  # fmt: skip
+        if not run_folder.has_run():
+            check_settings_used([resolved.method], resolved.settings, parts, info.sites)
         strategy = SiteStrategy(
             resolved.method, parts, info, settings=resolved.settings, net=model, policy=policy, run_folder=run_folder,
             site_keys=keys, root=root,
@@ -107,6 +110,7 @@ def _root_set(
     if task.has_own_data:
         node_config: NodeConfig = {"data": str(config["root"]), "partition-id": 0}
         federation = site_federation(task, spec, node_config, schema)
+        check_all_groups(federation, method, model)
     else:
         federation = federation_of(spec, spec.seed)
     root = RootSet.of(method, federation, settings.seed)

@@ -33,7 +33,7 @@ from fedtilt.files import private_files, private_folder, write_json, write_tenso
 from fedtilt.flower.evaluation import Declared, EvaluationReply, class_spreads
 from fedtilt.flower.messages import Instruction
 from fedtilt.flower.run_folder import task_fingerprint
-from fedtilt.flower.site_data import is_on, site_federation, site_number
+from fedtilt.flower.site_data import check_all_groups, is_on, site_federation, site_number
 from fedtilt.flower.site_files import DamagedState, SiteState, SiteStates, write_site_report, write_suspects
 from fedtilt.flower.task import NodeConfig, Task
 from fedtilt.flower.training_history import TrainingHistory
@@ -83,6 +83,8 @@ class Site:
         source = task.model_source(self.task)
         self._model, parts = initial_model(checked_on, source, self.task.settings)
         self.parts = parts.keeping(method.local_names)
+        if task.has_own_data:
+            check_all_groups(self.federation, method, self._model)
         self._recipe = recipe(source, self.federation.input_shape, self.federation.outputs)
 
     @property
@@ -116,7 +118,7 @@ class Site:
         device = pick_device(settings.device)
         received = instruction.received.to(device)
         with self._states(instruction.history) as states:
-            before, _ = self._read(states.current(instruction.base_round))
+            before, _ = self._read(states.current(instruction.base_round, instruction.used_round))
             group = self.federation.group
             jobs = plan(
                 method, received, before, parts=parts, settings=settings, round=round, group=group, net=self._model
@@ -133,7 +135,7 @@ class Site:
                 if self.declares["suspects"]:
                     update = update._replace(declared={**update.declared, "suspects": float(suspects)})
             if not state.is_empty:
-                states.save(round, instruction.base_round, state, instruction.keep)
+                states.save(round, instruction.used_round, state, instruction.keep)
         return update
 
     def _train(self, jobs: Mapping[str, LocalJob], device: torch.device, round: int) -> dict[str, Trained]:
@@ -179,7 +181,7 @@ class Site:
         method, device, round = self.task.method, pick_device(self.task.settings.device), instruction.round
         client_states = ClientStates()
         with self._states(instruction.history) as states:
-            stored = states.current(round)
+            stored = states.current(round, instruction.used_round)
             kept, damage = self._read(stored)
             if stored is not None and not kept.is_empty:
                 client_states.put((method.name, self.number), stored.round, kept)

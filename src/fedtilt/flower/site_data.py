@@ -8,9 +8,10 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtilt.data import Dataset, Federation, Outliers, Schema
+from fedtilt.data.naming import sort_names
 from fedtilt.data.partition import split_validation
 from fedtilt.data.tables.cells import SchemaMismatch
 from fedtilt.data.tables.reader import Source
@@ -18,6 +19,7 @@ from fedtilt.data.tables.summary import SiteSummary
 from fedtilt.data.targets import NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.flower.task import NodeConfig, Task
+from fedtilt.methods import Method
 from fedtilt.spec import Spec, federation_of, known_schema_of, table_of
 
 SUMMARY = "share-summary"  # in --node-config
@@ -92,6 +94,16 @@ def _single_site(data: Dataset, number: int, spec: Spec) -> Federation:
     )
 
 
+def check_all_groups(federation: Federation, method: Method, net: nn.Module) -> None:
+    """Raise SchemaMismatch if messages of the method are by group, and its data lacks some: a site numbers its own."""
+    count = None if method.training is None else method.training.group_count(net)
+    if count is None or federation.group == federation.label_group:  # classes have the same numbers on all sites
+        return
+    if (found := len(federation.groups[federation.group].names)) != count:
+        text = f"has not all of the {count} groups whose numbers method {method.name!r} counts on"
+        raise SchemaMismatch(f"the data {text}, it has {found}; name other columns in data.group", text)
+
+
 # -- from a data function ----------------------------------------------------------------------------------------------
 
 
@@ -126,7 +138,19 @@ def _own_data(task: Task, node_config: NodeConfig) -> Dataset:
     if data.image != task.image:
         kind = "images" if data.image else "samples that are no images"
         raise InputError(f"the data function returns {kind}; give the task image={data.image}, for its exports")
+    data = _with_group_order(data)
     return data if task.target is not None else _with_class_order(data, task.class_names)
+
+
+def _with_group_order(data: Dataset) -> Dataset:
+    """The same data with its groups in the order of their names, as those of tables are."""
+    if data.group_names is None or data.group_train is None or data.group_test is None:
+        return data
+    order = {column: sort_names(names) for column, names in data.group_names.items()}
+    numbers = {c: torch.tensor([order[c].index(name) for name in names]) for c, names in data.group_names.items()}
+    sides = ({c: numbers[c][codes] for c, codes in side.items()} for side in (data.group_train, data.group_test))
+    train, test = sides
+    return dataclasses.replace(data, group_names=order, group_train=train, group_test=test)
 
 
 def _with_class_order(data: Dataset, class_names: Sequence[str]) -> Dataset:

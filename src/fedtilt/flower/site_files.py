@@ -75,11 +75,12 @@ class SiteStates:
         """The file of one round."""
         return _path(self.folder, round)
 
-    def current(self, base_round: int) -> SiteState | None:
+    def current(self, base_round: int, used_round: int | None = None) -> SiteState | None:
         """The last state at `base_round`, the round that the server's w came from; None before the first round.
 
-        The state of a round that the server never aggregated (it was killed and repeats that round) is not current: the
-        state before it is. In a history that started from another one, that one's states count up to that round.
+        States after `used_round` do not count: the updates of those rounds did not reach the server, so that its state
+        does not fit them. Nor does the state of a round that the server never aggregated (it was killed and repeats
+        that round). In a history that started from another one, that one's states count up to that round.
         """
         rounds = self.rounds()
         if rounds and rounds[-1] > base_round + 1:
@@ -87,21 +88,22 @@ class SiteStates:
                 f"the server went back to round {base_round}, and this site has trained round {rounds[-1]} since "
                 f"({self.folder}); start the run with --back-to {base_round}, so that the sites go back too"
             )
-        last = base_round
-        for id, until in [(self._history.id, base_round), *reversed(self._history.earlier)]:
+        last = base_round if used_round is None else min(base_round, used_round)
+        for id, until in [(self._history.id, last), *reversed(self._history.earlier)]:
             folder, last = self._parent / id, min(last, until)
             if aggregated := [round for round in _rounds(folder) if round <= last]:
                 return SiteState(aggregated[-1], _path(folder, aggregated[-1]))
         return None
 
-    def save(self, round: int, base_round: int, state: ClientState, keep: Collection[int] = ()) -> None:
-        """Save the state of a round, and delete those that the server cannot go back to.
+    def save(self, round: int, used_round: int, state: ClientState, keep: Collection[int] = ()) -> None:
+        """Save the state of a round, and delete those after `used_round` and those that the server cannot go back to.
 
-        It can go back to the rounds in `keep` and, if it never aggregates `round`, to `base_round`.
+        It can go back to the rounds in `keep` and, if this update does not reach it, to `used_round`.
         """
         write_tensors(self.path(round), state.to_tensors())
         rounds = self.rounds()
-        needed = {max((r for r in rounds if r <= kept), default=round) for kept in {base_round, *keep}}
+        used = [r for r in rounds if r <= used_round]
+        needed = {max((r for r in used if r <= kept), default=round) for kept in {used_round, *keep}}
         for stored in rounds:
             if stored not in needed and stored != round:
                 self.path(stored).unlink()

@@ -23,7 +23,7 @@ from fedtilt.flower.early_stop import SiteStopCheck
 from fedtilt.flower.evaluation import EvaluationReply, combine_replies, decode_evaluation_reply
 from fedtilt.flower.membership import Membership, MissingSitesError, SiteKeys
 from fedtilt.flower.message_fields import RejectedReply, decode_model, encode_model
-from fedtilt.flower.messages import decode_train_reply, encode_instruction
+from fedtilt.flower.messages import decode_train_reply, encode_instruction, for_site
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.run_folder import ServerRunFolder
 from fedtilt.flower.task import FederationInfo
@@ -78,6 +78,7 @@ class SiteStrategy(Strategy):
         self._rounds_before = self._rounds_done = 0  # rounds done before this run, and until now
         self._requested: dict[int, int] = {}  # site → node, of the requests in flight
         self._selected: list[int] = []  # sites that take part in this round
+        self._used = dict.fromkeys(range(info.sites), 0)  # site → the last round with an update that reached the server
         self._mechanism = GaussianMechanism.of(settings, info.sites, parts)
         self._training_samples: dict[int, int | float] = {}  # of sites, in their last round
         self._releases = Releases(None)
@@ -114,6 +115,7 @@ class SiteStrategy(Strategy):
             needed = self._server
             self._rounds_before, self._server = folder.begin(needed, _log.warning)
             self._rounds_done = self._rounds_before
+            self._used = folder.used_rounds(self._rounds_before)
             check_server(self.method, self._server, needed)
             self._history = folder.history
             k = self.settings.screen or 0.0
@@ -159,6 +161,7 @@ class SiteStrategy(Strategy):
             if ending.round < self._rounds_done:
                 state = self.run_folder.go_back(ending.round, _log.warning)
                 self._server, self._history = state.server[self.method.name], self.run_folder.history
+                self._used = self.run_folder.used_rounds(ending.round)
                 self._evaluate_again(grid, ending.round, seconds)
             self.run_folder.record_end(*ending)
         _log.info("%s", ending.reason)
@@ -211,8 +214,10 @@ class SiteStrategy(Strategy):
         return self._requests(content, MessageType.TRAIN, round)
 
     def _requests(self, content: RecordDict, kind: str, round: int) -> list[Message]:
-        nodes = self._requested.values()
-        return [Message(content, dst_node_id=node, message_type=kind, group_id=str(round)) for node in nodes]
+        return [
+            Message(for_site(content, self._used[site]), dst_node_id=node, message_type=kind, group_id=str(round))
+            for site, node in self._requested.items()
+        ]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -243,6 +248,7 @@ class SiteStrategy(Strategy):
         self._record_screening(round, updated)
         change = self._jumps.check(round, self._server.parameters, updated.state.parameters)
         self._server = updated.state
+        self._used |= dict.fromkeys(accepted, round)
         if self.run_folder is not None:
             self.run_folder.record_change(round, change)
             self.run_folder.save_checkpoint(round, self._server, self._stop.check.kept_round)

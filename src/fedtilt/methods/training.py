@@ -121,6 +121,13 @@ class Training(Component):
         """Tensors of the names and shapes that a client sends beside its model; by default none."""
         return {}
 
+    def group_count(self, model: nn.Module) -> int | None:
+        """How many groups, by their number, the tensors of messages are about; None: they are not by group.
+
+        Every site of a deployment must then have all of these groups: a site numbers those that it has.
+        """
+        return None
+
     def train(self, model: nn.Module, batches: ClientBatches, received: Slot, slot: Slot) -> ClientResult:
         """One round of a client.
 

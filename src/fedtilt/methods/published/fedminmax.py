@@ -35,17 +35,18 @@ class FedMinMax(Training):
         None, "how many groups the data has; default: one for every output of the model, its classes", ge=1, example=2
     )
 
-    def _count(self, model: nn.Module) -> int:
+    def group_count(self, model: nn.Module) -> int:
+        """The number of groups."""
         return last_linear(model, self.rule).out_features if self.groups is None else self.groups
 
     def init_server(self, model: nn.Module, population: int) -> Slot:
         """Mu, and the samples of every group so far."""
-        zero = torch.zeros(self._count(model))
+        zero = torch.zeros(self.group_count(model))
         return {"mu": zero, "samples": zero}
 
     def sends(self, model: nn.Module) -> Slot:
         """Of every group, its samples and the sum of their losses."""
-        zero = torch.zeros(self._count(model))
+        zero = torch.zeros(self.group_count(model))
         return {"samples": zero, "losses": zero}
 
     def train(self, model: nn.Module, batches: ClientBatches, received: Slot, slot: Slot) -> ClientResult:
