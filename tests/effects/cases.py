@@ -50,7 +50,9 @@ def method(**settings: Any) -> Keys:
     return names | {f"methods.{key}": value for key, value in settings.items()}
 
 
-AGAIN: Keys = {"clients.count": 6, "train.participation": 1.0, "train.rounds": 3}  # all clients take part every time
+AGAIN: Keys = {  # all clients take part every time, in two steps a round
+    "clients.count": 6, "clients.max_train": 40, "train.participation": 1.0, "train.rounds": 3,
+}  # fmt: skip
 CUSTOM = method(preset="custom", personal={"mu": 0.1})
 FEDAVG = method(preset="fedavg")
 CASES: dict[str, Case] = {
