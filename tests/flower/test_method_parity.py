@@ -101,7 +101,16 @@ def test_every_preset_is_deployed() -> None:
     assert {*METHODS} == {*PRESETS}
 
 
-@pytest.mark.parametrize("method_spec", METHODS, indirect=True)
+ALIKE = (  # send and keep what another method does
+    "fedavg_finetuned", "fedprox", "term", "local", "afl", "term_clients", "fedmgda", "fedper", "fedbabu", "moon",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "method_spec",
+    [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in METHODS],
+    indirect=True,
+)
 def test_a_deployment_gives_the_simulators_states(method_spec: Path, tmp_path: Path) -> None:
     number = [*METHODS].index(method_spec.stem)
     check_deployment(method_spec, [*OPTIONS][number % len(OPTIONS)], tmp_path)
