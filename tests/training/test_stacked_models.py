@@ -73,6 +73,31 @@ class SequenceFirst(nn.Module):
         return self.head(F.dropout(self.embedding(x.T), 0.2, self.training).mean(0))
 
 
+class BatchMean(nn.Module):
+    """Its features are those of a sample without the mean over the batch."""
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(TOKENS, 8, **settings), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.embedding(x).mean(1)
+        return self.head(features - features.mean(0))
+
+
+class AtLeast(nn.Module):
+    """Rejects fewer samples than these, as torch does where it computes their variance."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__()
+        self.samples = samples
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) < self.samples:
+            raise ValueError("too few samples")
+        return x
+
+
 def images(norm: nn.Module) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), norm, nn.ReLU(), nn.Dropout2d(0.2), nn.Flatten(), nn.Linear(512, CLASSES)
@@ -86,6 +111,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "RMSNorm": (partial(Transformer, norm="rms", output="dictionary"), "dictionary"),
     "GroupNorm": (lambda: images(nn.GroupNorm(2, 8)), "images"),
     "InstanceNorm": (lambda: images(nn.InstanceNorm2d(8, affine=True)), "images"),
+    "at least two samples": (lambda: images(AtLeast(2)), "images"),
     "LSTM": (partial(Recurrent, nn.LSTM, num_layers=2, bidirectional=True), "tokens"),
     "GRU": (partial(Recurrent, nn.GRU), "tokens"),
     "RNN": (partial(Recurrent, nn.RNN, nonlinearity="relu", bias=False), "tokens"),
@@ -142,15 +168,21 @@ def test_a_stack_trains_like_the_loop_whatever_its_width(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "expected"),
+    ("build", "kind", "expected"),
     [
-        (partial(Recurrent, nn.LSTM, num_layers=2, dropout=0.2), "layer 'layer' (LSTM) draws the dropout between"),
-        (partial(Recurrent, nn.LSTM, proj_size=5), "layer 'layer' (LSTM) cannot be batched over jobs"),
-        (SequenceFirst, "dropout in it needs the samples in the first dimension"),
+        (partial(Recurrent, nn.LSTM, num_layers=2, dropout=0.2), "tokens", "layer 'layer' (LSTM) draws the dropout"),
+        (partial(Recurrent, nn.LSTM, proj_size=5), "tokens", "layer 'layer' (LSTM) cannot be batched over jobs"),
+        (SequenceFirst, "tokens", "dropout in it needs the samples in the first dimension"),
+        (BatchMean, "tokens", "what the model or the loss computes of a sample depends on the others"),
+        (partial(BatchMean, scale_grad_by_freq=True), "tokens", "the model or the loss cannot be batched over jobs"),
+        (lambda: images(nn.BatchNorm2d(8, track_running_stats=False)), "images", "what the model or the loss computes"),
+        (lambda: images(AtLeast(3)), "images", "the model or the loss cannot be batched over jobs"),
     ],
 )
-def test_masks_and_layers_that_would_differ_are_not_stacked(build: Callable[[], nn.Module], expected: str) -> None:
+def test_masks_and_layers_that_would_differ_are_not_stacked(
+    build: Callable[[], nn.Module], kind: str, expected: str
+) -> None:
     model = make_model(build)
-    found = reason(model, *make_jobs(model, "tokens"))
+    found = reason(model, *make_jobs(model, kind))
     assert found is not None
     assert found.startswith(expected)
