@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from fedtilt.data.data_warnings import warn
 from fedtilt.data.inputs import Inputs
+from fedtilt.errors import InputError
 from fedtilt.math.tilt import nested_tilt, nested_tilt_grad
 from fedtilt.models import functional_logits, trained_parameters
 from fedtilt.training.local_job import MIN_UTILITY
@@ -100,9 +102,17 @@ class VmapStep:
         if not self._compiled:
             return self._run
         number = self._buffers.first_step.clone()  # two arguments that are one tensor would stay one
-        return compile_function(
-            self._run, [number, *self._tensors, *self._gradient.constants.values()], self._gradient.description
-        )
+        arguments = [number, *self._tensors, *self._gradient.constants.values()]
+        try:
+            return compile_function(self._run, arguments, self._gradient.description)
+        except (InputError, torch.cuda.OutOfMemoryError):
+            raise
+        except (
+            Exception
+        ) as error:  # torch promises nothing about its compiler, which also needs a disk that is not full
+            why = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
+            warn([f"torch {torch.__version__} could not compile the training step, which takes longer now ({why})"])
+            return self._run
 
     def _run(self, number: Tensor, *tensors: Tensor) -> None:
         count = len(self._tensors)
