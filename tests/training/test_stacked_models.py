@@ -8,10 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedtilt import models
 from fedtilt.data.inputs import Inputs, take
+from fedtilt.losses import Focal
 from fedtilt.training import BACKENDS, Batches, LocalJob, make_batches, stacked
+from fedtilt.training.stacked import stack
 
 TOKENS, LENGTH, CLASSES = 12, 6, 4
 
@@ -186,3 +189,22 @@ def test_masks_and_layers_that_would_differ_are_not_stacked(
     found = reason(model, *make_jobs(model, kind))
     assert found is not None
     assert found.startswith(expected)
+
+
+def test_a_step_copies_no_class_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a recurrent model it is captured in a CUDA graph as it is: a constant in it would be a copy to the device."""
+    model = make_model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES)))
+    jobs, batches = make_jobs(model, "images")
+    jobs = [replace(jobs[0], loss=Focal(class_weights=(1.0, 2.0, 0.5, 3.0)), steps=1, epochs=None)]
+    constants: list[str] = []
+
+    class Traced(stack.VmapStep):
+        def _run(self, number: Tensor, *tensors: Tensor) -> None:
+            graph = make_fx(super()._run)(number, *tensors)  # which runs it, too
+            constants.extend(node.name for node in graph.graph.find_nodes(op="get_attr"))
+
+    monkeypatch.setattr(stack, "VmapStep", Traced)
+    found, expected = (BACKENDS[name](model, jobs, batches[:1])[0] for name in ("stacked", "autograd"))
+    stacked.clear_cache()
+    assert not constants
+    torch.testing.assert_close(found.parameters, expected.parameters, rtol=1e-4, atol=1e-6)
