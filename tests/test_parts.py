@@ -311,3 +311,30 @@ def test_a_copy_shares_what_it_does_not_replace() -> None:
     copied.head.bias.data.fill_(7.0)
     assert vector[-10:].tolist() == [7.0] * 10
     assert net.head.bias.abs().max() < 7
+
+
+class TiedNet(nn.Module):
+    def __init__(self, is_alias: bool = False) -> None:
+        super().__init__()
+        self.first, self.middle, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+        if is_alias:
+            self.other_name_of_head = self.head
+        else:
+            self.head.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.middle(self.first(x)))
+
+
+def test_the_last_layer_has_parameters_of_its_own() -> None:
+    """By its name alone, the last layer would be the middle one, whose parameters are the last in the model's list."""
+    x, y = torch.randn(20, 8, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 8
+    federation = ft.Federation.from_clients([((x, y), (x, y))] * 2)
+    for method in (ft.methods.fedper(), ft.methods.moon()):
+        with pytest.raises(
+            ft.InputError, match=r"a last layer with parameters of its own; this model ties it to 'first.w"
+        ):
+            ft.run([method], federation, TiedNet(), rounds=1)
+    named = Parts.of(TiedNet(), (8,), local=["first"])
+    assert named.local_names == ("first.weight", "first.bias")
+    assert Parts.of(TiedNet(is_alias=True), (8,), local=["last"]).local_names == ("head.weight",)

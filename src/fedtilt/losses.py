@@ -69,8 +69,12 @@ class ClassLoss(Loss):
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of every sample, (n,)."""
+        return self.weighted(outputs, targets, outputs.new_tensor(self.weights) if self.weights else None)
+
+    def weighted(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        """The loss of every sample, (n,), with the weights of classes as a tensor on its device."""
         losses = self._of(outputs, targets)
-        return losses * outputs.new_tensor(self.weights)[targets] if self.weights else losses
+        return losses if weights is None else losses * weights[targets]
 
     def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss without the weights of classes."""

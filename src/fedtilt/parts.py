@@ -23,7 +23,13 @@ from torch import Tensor, nn
 from fedtilt import seeds
 from fedtilt.data.inputs import Shape
 from fedtilt.errors import InputError
-from fedtilt.models import copy_with_parameters, parameters_to_vector, random_output, trained_parameters
+from fedtilt.models import (
+    copy_with_parameters,
+    parameters_to_vector,
+    random_output,
+    tied_last_layer,
+    trained_parameters,
+)
 from fedtilt.state import ServerState
 
 LAST_LAYER = "last"  # a pattern of parameter names: those of the last layer, unless a layer has this name
@@ -48,6 +54,7 @@ class Parts:
     initial_buffers: Tensor | None  # (B,); None: the model has no buffers that change
     constants: Mapping[str, str]  # name → digest of the frozen parameters and all initial buffers
     _is_local: Tensor | None  # (T,) bool; None: all are shared
+    _tied_last_layer: str | None = None  # see `tied_last_layer`
 
     @classmethod
     def of(cls, model: nn.Module, input_shape: Shape, *, local: Sequence[str] = (), buffers: str = "local") -> Self:
@@ -71,6 +78,7 @@ class Parts:
             initial_buffers=buffers_to_vector(model, changing).cpu() if changing else None,
             constants=_digests(model),
             _is_local=None,
+            _tied_last_layer=tied_last_layer(model),
         )
         return parts.keeping(local)
 
@@ -85,6 +93,12 @@ class Parts:
     def keeping(self, local: Sequence[str]) -> Self:
         """The same parts, with the parameters of these patterns local too; see `match_names`."""
         names = {*self.local_names, *match_names(local, self.trained)}
+        has_name = any(name.startswith(f"{LAST_LAYER}.") for name in self.trained)
+        if LAST_LAYER in local and self._tied_last_layer is not None and not has_name:
+            raise InputError(
+                f"local = {LAST_LAYER!r} needs a last layer with parameters of its own; this model ties it to "
+                f"{self._tied_last_layer!r}; name the parameters, such as that one"
+            )
         if names == {*self.local_names}:
             return self
         if len(names) == len(self.trained):

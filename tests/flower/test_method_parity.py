@@ -185,3 +185,21 @@ def test_a_lost_reply_is_a_round_without_the_site(method_spec: Path, tmp_path: P
     if method_spec.stem == "scaffold":
         mean = torch.stack([tensors["correction.control"] for tensors in sites]).mean(0)
         torch.testing.assert_close(server["correction.control"], mean)
+
+
+@pytest.mark.parametrize("method_spec", ["scaffold"], indirect=True)
+def test_a_round_whose_sites_have_left_uses_no_update(method_spec: Path, tmp_path: Path) -> None:
+    """The update of site 1 in round 1 is lost, round 2 is without a site; then the server starts again."""
+
+    def drop(reply: Message, site: int, round: int) -> list[Message]:
+        return [] if reply.metadata.message_type == "train" and (site, round) == (1, 1) else [reply]
+
+    some = f"{SETTINGS}\nclients.count=4\nclients.leave_out=[2,3]\ntrain.participation=0.5\nseed=500"
+    deployment = Deployment(Task(spec=method_spec), tmp_path, sites=4)
+    deployment.run(drop, set=some.replace("rounds=3", "rounds=2"), quorum=0.5)
+    grid = deployment.run(set=some)
+    seed_folder = next((tmp_path / "run").glob("seed-*"))
+    rounds = read_json(seed_folder / "participation.json")["rounds"]
+    assert [rounds[number]["accepted"] for number in ("1", "2", "3")] == [[0], [], [0, 1]]
+    sent = [message.content["config"] for message, _ in grid.sent if message.metadata.message_type == "train"]
+    assert [config["used-round"] for config in sent] == [1, 0]

@@ -119,6 +119,24 @@ def test_the_best_round_of_a_run_without_an_early_stop_and_of_one_with_more_roun
         assert equal(result, plain)
 
 
+def test_a_damaged_best_round_deletes_nothing(
+    federation: ft.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_back, rounds = RunFolder.go_back, list[list[int]]()
+
+    def damage(folder: RunFolder, round: int, notice: Callable[[str], None]) -> None:
+        (folder.checkpoints.folder_of(round) / "server.safetensors").write_bytes(b"damaged")
+        rounds.append(folder.checkpoints.rounds())
+        go_back(folder, round, notice)
+
+    monkeypatch.setattr(RunFolder, "go_back", damage)
+    stop = Patience(rounds=3, restore_best=True)
+    with pytest.raises(ft.InputError, match="damaged"):
+        ft.run(METHODS, federation, ft.models.logistic, out=tmp_path, stop=stop, **SETTINGS)
+    assert [RunFolder(tmp_path / "seed-0").checkpoints.rounds()] == rounds
+    assert len(rounds[0]) > 1
+
+
 def test_clients_alone_train_as_long_and_as_fast_as_until_the_early_end(federation: ft.Federation) -> None:
     settings = SETTINGS | {"schedule": ft.schedules.Cosine()}
     for restore_best in (False, True):

@@ -1,16 +1,21 @@
 """Dropout from keyed masks: torch's distribution, and the same values in every backend, stack and order."""
 
+import itertools
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import fedtilt as ft
 from fedtilt import models, seeds
 from fedtilt.training import BACKENDS
+from fedtilt.training.augmentation import Augmentation
 from fedtilt.training.dropout import keyed_dropout
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
 
@@ -140,3 +145,45 @@ def test_a_run_with_dropout_is_bit_identical_for_any_stack_workers_and_resume(ba
         assert all(map(torch.equal, trained(**keywords), expected)), keywords
     trained(rounds=1, out=tmp_path / "run")
     assert all(map(torch.equal, trained(out=tmp_path / "run"), expected))
+
+
+class Checkpointed(nn.Module):
+    """Two parts with dropout, which are computed again in the backward pass."""
+
+    def __init__(self, is_checkpointed: bool) -> None:
+        super().__init__()
+        sizes = math.prod(SHAPE), 16, 16
+        self.parts = nn.ModuleList(
+            nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Dropout(0.5)) for a, b in itertools.pairwise(sizes)
+        )
+        self.head, self.is_checkpointed = nn.Linear(16, CLASSES), is_checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        for part in self.parts:
+            x = checkpoint(part, x, use_reentrant=False) if self.is_checkpointed else part(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_a_checkpointed_model_drops_the_same_values_in_both_passes(micro_batch: int | None) -> None:
+    results = []
+    for is_checkpointed in (False, True):
+        model = models.build(lambda is_on=is_checkpointed: Checkpointed(is_on), SHAPE, CLASSES, seed=3)
+        jobs, batches = make_jobs(model)
+        results.append(BACKENDS["autograd"](model, [replace(job, micro_batch=micro_batch) for job in jobs], batches))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a.parameters, b.parameters)
+
+
+def test_dropout_in_a_transform_is_the_same_in_every_backend() -> None:
+    layers = nn.Flatten(), nn.Dropout(0.3), nn.Linear(64, CLASSES)
+    model = models.build(lambda: nn.Sequential(*layers), SHAPE, CLASSES, seed=3)
+    jobs, batches = make_jobs(model)
+    augmentation = Augmentation(lambda x: F.dropout(x, 0.3), key=5)
+    batches = [replace(data, augmentation=augmentation) for data in batches]
+    found = [BACKENDS[name](model, jobs, batches) for name in ("autograd", "stacked")]
+    found += [BACKENDS["autograd"](model, [replace(job, micro_batch=3) for job in jobs], batches)]
+    for job, *results in zip(jobs, *found, strict=True):
+        moved = (results[0].parameters - job.start).norm()
+        assert all((result.parameters - results[0].parameters).norm() < 1e-4 * moved for result in results)

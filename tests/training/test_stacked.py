@@ -1,5 +1,7 @@
 """The stacked backend trains any recipe like the autograd loop: optimisers, losses, BatchNorm, frozen parameters."""
 
+import signal
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,12 +12,13 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedtilt import models
+from fedtilt.errors import InputWarning
 from fedtilt.losses import CrossEntropy, Focal
 from fedtilt.math.losses import cross_entropy
 from fedtilt.optimizers import SGD, Adam, AdamW, Optimizer
 from fedtilt.parts import buffers_to_vector, changing_buffers
 from fedtilt.training import BACKENDS, LocalJob, Trained, make_batches, native, stacked
-from fedtilt.training.stacked import compilation, graph_parts, stack
+from fedtilt.training.stacked import compilation, compiler_processes, graph_parts, stack, vmap_step
 from fedtilt.training.stacked.compilation import lift_constants, simplify
 from fedtilt.training.stacked.compiler_processes import CompilerProcesses
 from fedtilt.training.stacked.compiler_worker import graph_from_text, graph_text
@@ -409,6 +412,56 @@ def test_a_compiled_step_is_the_same_and_is_found_in_the_cache(tmp_path: Path, m
         assert counters["inductor"]["fxgraph_cache_hit"] > 1
         assert counters["inductor"]["fxgraph_cache_miss"] == 0
     stacked.clear_cache()
+
+
+def write_worker(folder: Path, after_a_request: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes run this after their first request in place of a compiler."""
+    script = folder / "worker.py"
+    script.write_text(f"import sys, time\nsys.stdin.readline(), sys.stdin.readline()\n{after_a_request}\n")
+    monkeypatch.setattr(compiler_processes.compiler_worker, "__file__", str(script))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.parametrize("after_a_request", ["", "sys.stdout.write('[[' + 9999 * 'x')", "time.sleep(60)"])
+def test_compiler_processes_that_end_or_hang_hold_nobody_up(
+    after_a_request: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_worker(tmp_path, after_a_request, monkeypatch)
+    monkeypatch.setattr(compiler_processes, "_TIMEOUT_SECONDS", 1)
+    with CompilerProcesses(torch.device("cpu"), 2) as processes:
+        processes.generate(["one", "two", "three"], {})
+    assert all(process.poll() is not None for process in processes._processes)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_an_interrupt_ends_compiler_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_worker(tmp_path, "time.sleep(60)", monkeypatch)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    start = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt), CompilerProcesses(torch.device("cpu"), 2) as processes:
+            processes.generate(["one", "two"], {})
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - start < 30
+    assert all(process.poll() is not None for process in processes._processes)
+
+
+def test_a_step_that_cannot_be_compiled_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    model = models.build(MODELS["mlp"], SHAPE, CLASSES, seed=3)
+    jobs, batches = make_jobs(model)
+    expected = BACKENDS["stacked"](model, jobs, batches)
+    stacked.clear_cache()
+    monkeypatch.setattr(vmap_step, "compile_function", fail)
+    monkeypatch.setattr(stack, "VmapStep", partial(VmapStep, compiled=True))
+    with pytest.warns(InputWarning, match=r"could not compile the training step.*\(OSError: .*No space left on device"):
+        found = BACKENDS["stacked"](model, jobs, batches)
+    stacked.clear_cache()
+    assert all(a.parameters.equal(b.parameters) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("padding", [0, 1, 4])

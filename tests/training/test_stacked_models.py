@@ -8,10 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedtilt import models
 from fedtilt.data.inputs import Inputs, take
+from fedtilt.losses import Focal
 from fedtilt.training import BACKENDS, Batches, LocalJob, make_batches, stacked
+from fedtilt.training.stacked import stack
 
 TOKENS, LENGTH, CLASSES = 12, 6, 4
 
@@ -73,6 +76,31 @@ class SequenceFirst(nn.Module):
         return self.head(F.dropout(self.embedding(x.T), 0.2, self.training).mean(0))
 
 
+class BatchMean(nn.Module):
+    """Its features are those of a sample without the mean over the batch."""
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(TOKENS, 8, **settings), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.embedding(x).mean(1)
+        return self.head(features - features.mean(0))
+
+
+class AtLeast(nn.Module):
+    """Rejects fewer samples than these, as torch does where it computes their variance."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__()
+        self.samples = samples
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) < self.samples:
+            raise ValueError("too few samples")
+        return x
+
+
 def images(norm: nn.Module) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), norm, nn.ReLU(), nn.Dropout2d(0.2), nn.Flatten(), nn.Linear(512, CLASSES)
@@ -86,6 +114,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "RMSNorm": (partial(Transformer, norm="rms", output="dictionary"), "dictionary"),
     "GroupNorm": (lambda: images(nn.GroupNorm(2, 8)), "images"),
     "InstanceNorm": (lambda: images(nn.InstanceNorm2d(8, affine=True)), "images"),
+    "at least two samples": (lambda: images(AtLeast(2)), "images"),
     "LSTM": (partial(Recurrent, nn.LSTM, num_layers=2, bidirectional=True), "tokens"),
     "GRU": (partial(Recurrent, nn.GRU), "tokens"),
     "RNN": (partial(Recurrent, nn.RNN, nonlinearity="relu", bias=False), "tokens"),
@@ -142,15 +171,40 @@ def test_a_stack_trains_like_the_loop_whatever_its_width(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "expected"),
+    ("build", "kind", "expected"),
     [
-        (partial(Recurrent, nn.LSTM, num_layers=2, dropout=0.2), "layer 'layer' (LSTM) draws the dropout between"),
-        (partial(Recurrent, nn.LSTM, proj_size=5), "layer 'layer' (LSTM) cannot be batched over jobs"),
-        (SequenceFirst, "dropout in it needs the samples in the first dimension"),
+        (partial(Recurrent, nn.LSTM, num_layers=2, dropout=0.2), "tokens", "layer 'layer' (LSTM) draws the dropout"),
+        (partial(Recurrent, nn.LSTM, proj_size=5), "tokens", "layer 'layer' (LSTM) cannot be batched over jobs"),
+        (SequenceFirst, "tokens", "dropout in it needs the samples in the first dimension"),
+        (BatchMean, "tokens", "what the model or the loss computes of a sample depends on the others"),
+        (partial(BatchMean, scale_grad_by_freq=True), "tokens", "the model or the loss cannot be batched over jobs"),
+        (lambda: images(nn.BatchNorm2d(8, track_running_stats=False)), "images", "what the model or the loss computes"),
+        (lambda: images(AtLeast(3)), "images", "the model or the loss cannot be batched over jobs"),
     ],
 )
-def test_masks_and_layers_that_would_differ_are_not_stacked(build: Callable[[], nn.Module], expected: str) -> None:
+def test_masks_and_layers_that_would_differ_are_not_stacked(
+    build: Callable[[], nn.Module], kind: str, expected: str
+) -> None:
     model = make_model(build)
-    found = reason(model, *make_jobs(model, "tokens"))
+    found = reason(model, *make_jobs(model, kind))
     assert found is not None
     assert found.startswith(expected)
+
+
+def test_a_step_copies_no_class_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a recurrent model it is captured in a CUDA graph as it is: a constant in it would be a copy to the device."""
+    model = make_model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES)))
+    jobs, batches = make_jobs(model, "images")
+    jobs = [replace(jobs[0], loss=Focal(class_weights=(1.0, 2.0, 0.5, 3.0)), steps=1, epochs=None)]
+    constants: list[str] = []
+
+    class Traced(stack.VmapStep):
+        def _run(self, number: Tensor, *tensors: Tensor) -> None:
+            graph = make_fx(super()._run)(number, *tensors)  # which runs it, too
+            constants.extend(node.name for node in graph.graph.find_nodes(op="get_attr"))
+
+    monkeypatch.setattr(stack, "VmapStep", Traced)
+    found, expected = (BACKENDS[name](model, jobs, batches[:1])[0] for name in ("stacked", "autograd"))
+    stacked.clear_cache()
+    assert not constants
+    torch.testing.assert_close(found.parameters, expected.parameters, rtol=1e-4, atol=1e-6)

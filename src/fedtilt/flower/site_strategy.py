@@ -225,6 +225,7 @@ class SiteStrategy(Strategy):
         """Aggregate the valid models; below the quorum, stop."""
         round = self._rounds_done = self._rounds_before + server_round
         if not self._selected:  # all of them have left: the model stays as it is
+            self._record_participation(round, {}, {}, {})
             if self.run_folder is not None:
                 self.run_folder.save_checkpoint(round, self._server, self._stop.check.kept_round)
             return self._encoded_model(), None
@@ -279,7 +280,7 @@ class SiteStrategy(Strategy):
     def _record_participation(
         self, round: int, accepted: Mapping[int, ClientUpdate], rejected: Mapping[int, str], missing: Mapping[int, str]
     ) -> None:
-        """Record which sites took part; below the quorum, stop."""
+        """Record which sites took part; below the quorum of those that were selected, stop."""
         if self.run_folder is not None:
             entry = {
                 "selected": self._selected,
@@ -292,7 +293,7 @@ class SiteStrategy(Strategy):
                 entry["suspects"] = suspects
             self.run_folder.record_rejections(self.membership.rejections(), {round: entry})
         required = self.policy.required_models(len(self._selected))
-        if len(accepted) < required:
+        if self._selected and len(accepted) < required:
             models = "1 valid model" if len(accepted) == 1 else f"{len(accepted)} valid models"
             raise MissingSitesError(
                 f"round {round} has {models} of {len(self._selected)} and needs {required}",

@@ -8,13 +8,15 @@ from torch import Tensor, nn
 
 from fedtilt.data.inputs import Inputs, take
 from fedtilt.errors import InputError
-from fedtilt.models import logits, trained_parameters
+from fedtilt.models import logits, tied_last_layer, trained_parameters
 
 _SAMPLES = 4096  # in a forward pass without gradients
 
 
 def last_linear(model: nn.Module, rule: str) -> nn.Linear:
     """The last trained layer, which must be linear; `rule` is the component that needs it."""
+    if (other := tied_last_layer(model)) is not None:
+        raise InputError(f"{rule!r} needs a last layer with parameters of its own; this model ties it to {other!r}")
     name = [*trained_parameters(model)][-1].rpartition(".")[0]
     layer = model.get_submodule(name)
     if not isinstance(layer, nn.Linear):

@@ -19,6 +19,7 @@ from fedtilt.models.parameters import (
     logits,
     output_logits,
     parameters_to_vector,
+    tied_last_layer,
     trained_parameters,
     vector_to_parameters,
     with_weights,

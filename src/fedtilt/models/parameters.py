@@ -16,6 +16,18 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
+def tied_last_layer(model: nn.Module) -> str | None:
+    """The name of a parameter that the last layer with trained parameters has from another layer; None: it has none."""
+    first_name, tied = dict[nn.Parameter, str](), None
+    for prefix, layer in model.named_modules():
+        own = [(key, p) for key, p in layer.named_parameters(recurse=False) if p.requires_grad]
+        if own:
+            tied = next((first_name[p] for _, p in own if p in first_name), None)
+        for key, p in own:
+            first_name.setdefault(p, f"{prefix}.{key}")
+    return tied
+
+
 def parameters_to_vector(model: nn.Module) -> Tensor:
     """All trained parameters as one new vector (T,), in the order of `trained_parameters`."""
     return torch.cat([p.detach().reshape(-1) for p in trained_parameters(model).values()])

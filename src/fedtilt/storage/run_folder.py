@@ -194,7 +194,8 @@ class RunFolder:
     # -- early stops -------------------------------------------------------------------------------------------------
 
     def go_back(self, round: int, notice: Notice) -> FederationState:
-        """The state of a kept checkpoint; everything that was written after it is deleted."""
+        """The state of a kept checkpoint, which must be intact; everything that was written after it is deleted."""
+        self._read_intact(round)
         self.checkpoints.delete_after(round)
         state = self.resume(notice)
         assert state is not None
@@ -237,14 +238,18 @@ class RunFolder:
             remedy = "resume the run, which goes back to the one before" if rounds[0] < wanted else "train it again"
             raise InputError(f"the checkpoint of round {wanted} is damaged ({error}); {remedy}") from error
 
+    def _read_intact(self, round: int) -> FederationState:
+        """The state of a checkpoint; raises InputError if it, or its evaluation, is damaged."""
+        if self.checkpoints.is_evaluated(round):
+            self.evaluations.check(round)
+        return self.checkpoints.read(round)
+
     def _newest_intact(self, notice: Notice) -> FederationState | None:
         """The state of the newest checkpoint that is intact, with its evaluation; None if there is none at all."""
         problem = None
         for round in reversed(self.checkpoints.rounds()):
             try:
-                if self.checkpoints.is_evaluated(round):
-                    self.evaluations.check(round)
-                return self.checkpoints.read(round)
+                return self._read_intact(round)
             except InputError as error:
                 problem = f"the checkpoint of round {round} is damaged ({error})"
                 notice(f"{problem}; going back to the one before")

@@ -53,6 +53,9 @@ def _train_one(model: nn.Module, job: LocalJob, batches: Batches, precision: str
         seeds.seeded_global_rng(batches.key, theta.device),
         fp32_deterministic(theta.device, precision == "tf32"),
         keyed_dropout() as masks,
+        torch.autograd.set_multithreading_enabled(
+            False
+        ),  # checkpoints drop values in the backward pass: in this thread
     ):
         for number, batch in enumerate(batches.of(job), 1):
 
@@ -69,6 +72,7 @@ def _train_one(model: nn.Module, job: LocalJob, batches: Batches, precision: str
                 step(torch.autograd.grad(loss, parameters, materialize_grads=True))  # 0 for unused parameters
             else:
                 step(_accumulated(job, batch, losses_of, parameters, job.micro_batch))
+            masks.stop()  # dropout in a transform has masks of its own
             if job.anchor_rate and number % job.repeats == 0:
                 anchor.lerp_(theta, job.anchor_rate)
     _check_constant(net, constant)

@@ -34,6 +34,7 @@ class Masks(threading.local):
         self._step: tuple[int, int] | tuple[Tensor, Tensor] | None = None
         self._first = 0
         self._keys: Sequence[Tensor] = ()  # of `_KEYS` masks: 32 low bits, and 32 high ones
+        self._numbers: dict[int, int] = {}  # of masks, by a number that torch's generator has drawn for them
         self.shapes: list[tuple[int, ...]] = []  # of the masks of this forward pass
 
     def start(self, key: seeds.Bits, step: seeds.Bits, first: int = 0) -> None:
@@ -44,7 +45,7 @@ class Masks(threading.local):
             step: its number
             first: the number of the first sample in its batch; not 0 in a micro-batch
         """
-        self._step, self._first, self.shapes = (key, step), first, []
+        self._step, self._first, self.shapes, self._numbers = (key, step), first, [], {}
 
     def stop(self) -> None:
         """Return to torch's generators."""
@@ -74,6 +75,8 @@ class Masks(threading.local):
         number = len(self.shapes)
         if isinstance(key, int):
             assert isinstance(step, int)
+            # a checkpoint computes a part of the model again in the backward pass, with the generator's state of before
+            number = self._numbers.setdefault(int(torch.randint(2**62, ())), len(self._numbers))
             return _halves(seeds.mix(seeds.mix(seeds.mix(key) + step) + number + 1))
         if number % _KEYS == 0:  # the keys of many masks at once are as much to compile as one
             numbers = torch.arange(number + 1, number + 1 + _KEYS, device=key.device)

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fedtilt.data.groups import CLASS
-from fedtilt.data.inputs import Inputs, take, to_device
-from fedtilt.models import logits
+from fedtilt.data.inputs import Inputs, concatenate, take, to_device
+from fedtilt.models import logits, parameters_to_vector
 from fedtilt.optimizers import SGD
 from fedtilt.parts import buffers_to_vector
 from fedtilt.training.local_job import Batches, LocalJob, Trained
@@ -47,6 +47,7 @@ __all__ = [
 
 _MAX_JOBS = 65_535  # the limit of a CUDA grid dimension
 _STEP_OVERHEAD = 16  # a step takes some time whatever the number of jobs, about that of this many
+_ROUNDING = 0.01  # relative difference of gradients, below which they are equal
 _LONGER = 1.25  # by so much must jobs be longer than others to be a stack of their own
 
 
@@ -110,28 +111,43 @@ def _unsupported_reason(
 
 def _forward_reason(model: nn.Module, recipe: Recipe, sample: Inputs, target: Tensor | None) -> str | None:
     try:
-        one, two = (_mask_shapes(model, recipe, sample, target, count) for count in (1, 2))
-    except RuntimeError:
+        (gradient, masks), (padded_gradient, padded_masks) = (
+            _step_of_two_jobs(model, recipe, sample, target, rows) for rows in ([0, 1], [0, 1, 0])
+        )
+    except Exception:  # of the model, which the loop may train all the same
         return "the model or the loss cannot be batched over jobs: it draws random numbers, or branches on values"
-    for shape, of_two in zip(one, two, strict=True):
-        if of_two != shape and of_two != (2 * shape[0], *shape[1:]):
-            return "dropout in it needs the samples in the first dimension: its masks would depend on the padding"
+    if len(masks) != len(padded_masks) or any(
+        padded not in (shape, (shape[0] * 3 // 2, *shape[1:]))
+        for shape, padded in zip(masks, padded_masks, strict=True)
+    ):
+        return "dropout in it needs the samples in the first dimension: its masks would depend on the padding"
+    if (padded_gradient - gradient).norm() > _ROUNDING * gradient.norm():
+        return "what the model or the loss computes of a sample depends on the others: it would depend on the padding"
     return None
 
 
-def _mask_shapes(
-    model: nn.Module, recipe: Recipe, sample: Inputs, target: Tensor | None, count: int
-) -> list[tuple[int, ...]]:
-    """The shapes of the dropout masks of a step of two jobs on `count` samples; RuntimeError: they do not batch."""
-    theta = torch.zeros(ParameterRows(model).row_length, device=next(model.parameters()).device)
+def _step_of_two_jobs(
+    model: nn.Module, recipe: Recipe, sample: Inputs, target: Tensor | None, rows: Sequence[int]
+) -> tuple[Tensor, list[tuple[int, ...]]]:
+    """The gradients and the shapes of the dropout masks; a third row is padding.
+
+    Row 0 is the sample, row 1 another, of values that the model takes.
+    """
+    net_rows, device = ParameterRows(model), next(model.parameters()).device
+    theta = torch.zeros(net_rows.row_length, device=device)
+    theta[net_rows.parameter_index.to(device)] = parameters_to_vector(model).to(theta)
     buffers = buffers_to_vector(model, recipe.buffer_names) if recipe.trains_buffers else theta[:0]
-    zeros, ones = torch.zeros(count, dtype=torch.long, device=theta.device), theta.new_ones(count)
-    x, y = take(to_device(sample, theta.device), zeros), zeros if target is None else target.to(theta.device)[zeros]
-    groups, tilts = zeros.expand(len(recipe.groups), count), theta.new_ones(len(recipe.groups) + 1)
-    of_a_job = theta, buffers, x, y, groups, ones, tilts, ones[0], zeros[0]
-    gradient = StackedGradient(model, recipe, theta.device, "float32")
-    gradient(zeros[0], gradient.constants, *tree_map(lambda t: t.expand(2, *t.shape), of_a_job))
-    return gradient.mask_shapes
+    index = torch.tensor(rows, device=device)
+    sample = to_device(sample, device)
+    other = tree_map(lambda t: t / 2 if t.is_floating_point() else torch.full_like(t, t.max()), sample)
+    x, zeros = take(concatenate([sample, other]), index), torch.zeros_like(index)
+    y = zeros if target is None else target.to(device)[zeros]
+    weights = (torch.arange(len(rows), device=device) < 2).float()
+    groups, tilts = zeros.expand(len(recipe.groups), len(rows)), theta.new_ones(len(recipe.groups) + 1)
+    of_a_job = theta, buffers, x, y, groups, weights, tilts, weights[0], zeros[0]
+    step = StackedGradient(model, recipe, device, "float32")
+    gradient, _ = step(zeros[0], step.constants, *tree_map(lambda t: t.expand(2, *t.shape), of_a_job))
+    return gradient, step.mask_shapes
 
 
 def train(

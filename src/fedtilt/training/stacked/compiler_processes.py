@@ -22,6 +22,7 @@ import torch
 from fedtilt.training.stacked import compiler_worker
 
 _MAX_PROCESSES = 8  # each has a CUDA context for some seconds, half a GiB
+_TIMEOUT_SECONDS = 300  # of all processes without a reply, which takes a few seconds
 
 
 class CompilerProcesses:
@@ -29,7 +30,7 @@ class CompilerProcesses:
 
     def __init__(self, device: torch.device, count: int) -> None:
         command = [sys.executable, "-P", "-W", "ignore", compiler_worker.__file__, str(device)]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path))}
         self._processes = [
             subprocess.Popen(
                 [*command, torch.get_float32_matmul_precision()], env=environment, text=True, stdin=subprocess.PIPE,
@@ -42,8 +43,7 @@ class CompilerProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.kill()
+        self._kill()
         for process in self._processes:
             process.wait()
             for stream in (process.stdin, process.stdout):
@@ -60,33 +60,45 @@ class CompilerProcesses:
         from torch._inductor.async_compile import AsyncCompile
         from torch._inductor.codecache import CodeCacheFuture
 
-        message, pending = json.dumps(settings), sorted(texts, key=len)
+        message, pending, kernels = json.dumps(settings), sorted(texts, key=len), []
         replies: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
         def serve(process: subprocess.Popen[str]) -> None:
             requests, answers = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
-            with contextlib.suppress(IndexError, BrokenPipeError):  # none is pending, or the process has ended
-                while True:
-                    requests.write(f"{message}\n{pending.pop()}\n")
-                    requests.flush()
-                    replies.put(answers.readline() or "[]")
-            replies.put(None)
+            try:
+                with contextlib.suppress(IndexError, BrokenPipeError):  # none is pending, or the process has ended
+                    while True:
+                        requests.write(f"{message}\n{pending.pop()}\n")
+                        requests.flush()
+                        if not (reply := answers.readline()).endswith("\n"):
+                            break  # the process was killed
+                        replies.put(reply)
+            finally:
+                replies.put(None)
 
-        kernels = []
         with ThreadPoolExecutor(len(self._processes)) as threads:
             for process in self._processes:
                 threads.submit(serve, process)
-            for _ in self._processes:
-                while reply := replies.get():
-                    kernels += [AsyncCompile().triton(*kernel) for kernel in json.loads(reply)]
+            try:
+                with contextlib.suppress(queue.Empty):
+                    for _ in self._processes:
+                        while reply := replies.get(timeout=_TIMEOUT_SECONDS):
+                            kernels += [AsyncCompile().triton(*kernel) for kernel in json.loads(reply)]
+            finally:
+                self._kill()  # an interrupt would wait for the threads, and these for the processes
         for kernel in kernels:
             if isinstance(kernel, CodeCacheFuture):  # of a process; Triton's cache has it then
                 kernel.result()
 
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+
 
 def process_count(device: torch.device) -> int:
     """How many processes help to compile for a device: as many as half of the cores, the others compile kernels."""
-    if device.type != "cuda" or not sys.platform.startswith("linux"):
+    is_frozen = getattr(sys, "frozen", False)  # the executable is an application, which would start again
+    if device.type != "cuda" or not sys.platform.startswith("linux") or is_frozen:
         return 0
     return min(_MAX_PROCESSES, len(os.sched_getaffinity(0)) // 2)
 

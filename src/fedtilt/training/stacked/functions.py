@@ -5,13 +5,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedtilt.training.dropout import Functions, Masks, keyed_dropout, written_out_attention
 from fedtilt.training.stacked.layers import BatchedFunction
 
-_TORCH_EMBEDDING = F.embedding
 _TOKENS_AT_ONCE = 1024  # of a batch, that are compared with each other
 
 
@@ -35,7 +33,7 @@ def _embedding(
     if max_norm is not None:
         raise RuntimeError("an embedding with max_norm changes its own weights")
     if scale_grad_by_freq:
-        return _TORCH_EMBEDDING(input, weight, padding_idx, scale_grad_by_freq=True)
+        raise RuntimeError("an embedding with scale_grad_by_freq counts the tokens of padding")
     rows = len(weight)
     skipped = rows if padding_idx is None else padding_idx % rows  # its gradient is 0
     (out,) = _Embedding.apply(input.reshape(-1), weight, skipped)

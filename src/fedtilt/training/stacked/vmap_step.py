@@ -2,14 +2,17 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from fedtilt.data.data_warnings import warn
 from fedtilt.data.inputs import Inputs
+from fedtilt.errors import InputError
+from fedtilt.losses import ClassLoss
 from fedtilt.math.tilt import nested_tilt, nested_tilt_grad
 from fedtilt.models import functional_logits, trained_parameters
 from fedtilt.training.local_job import MIN_UTILITY
@@ -22,6 +25,7 @@ from fedtilt.training.stacked.layers import ParameterRows, stackable_copy
 from fedtilt.training.stacked.optimizers import optimizer_step
 
 _OF_BATCH_NORMS = "."  # begins the names of their constants, and no name in a model
+_CLASS_WEIGHTS = ".class weights"  # of the loss, which a CUDA graph cannot copy to the device
 
 
 class StackedGradient:
@@ -41,6 +45,9 @@ class StackedGradient:
         else:
             for name in recipe.buffer_layers:  # frozen: their layers use them as in evaluation
                 net.get_submodule(name).eval()
+        loss = recipe.loss
+        if isinstance(loss, ClassLoss) and type(loss).__call__ is ClassLoss.__call__ and loss.weights:
+            self.constants[_CLASS_WEIGHTS] = torch.tensor(loss.weights, device=device)
         self.description = f"{net} {recipe} {precision}"
         self.mask_shapes: list[tuple[int, ...]] = []  # of the dropout masks of the last call
         self._batched = vmap(grad(self._loss, argnums=2, has_aux=True), in_dims=(None, None, *(0,) * 9))
@@ -57,7 +64,9 @@ class StackedGradient:
         groups: Tensor, weights: Tensor, tilts: Tensor, utility: Tensor, dropout_key: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Of one model: a sum that has the gradient of the client's loss, and the next buffers."""
-        tensors = dict(constants)
+        tensors, loss = dict(constants), self._recipe.loss
+        if (class_weights := tensors.pop(_CLASS_WEIGHTS, None)) is not None:
+            loss = functools.partial(cast(ClassLoss, loss).weighted, weights=class_weights)
         if self._batch_norms is not None:
             norm_constants = Constants(*(tensors.pop(_OF_BATCH_NORMS + name) for name in Constants._fields))
             self._batch_norms.start(weights)
@@ -66,13 +75,13 @@ class StackedGradient:
             outputs = functional_logits(self._net, tensors | self._rows.parameters(theta), x)
         if self._batch_norms is not None:
             model_buffers = self._batch_norms.next_buffers(model_buffers, norm_constants)
-        losses = self._recipe.loss(outputs.float(), y)
+        losses = loss(outputs.float(), y)
         if (objective := self._recipe.special.objective) is not None:
             return objective(losses, groups[0], weights).reshape(()), model_buffers
         shares = nested_tilt_grad(losses.detach(), groups.unbind(), tilts.unbind(), weights)
         if self._recipe.special.has_utility:  # the gradient of −log(utility − R)
-            loss = nested_tilt(losses.detach(), groups.unbind(), tilts.unbind(), weights)
-            shares = shares / (utility - loss).clamp_min(MIN_UTILITY)
+            value = nested_tilt(losses.detach(), groups.unbind(), tilts.unbind(), weights)
+            shares = shares / (utility - value).clamp_min(MIN_UTILITY)
         return (shares * losses).sum(), model_buffers
 
 
@@ -100,9 +109,17 @@ class VmapStep:
         if not self._compiled:
             return self._run
         number = self._buffers.first_step.clone()  # two arguments that are one tensor would stay one
-        return compile_function(
-            self._run, [number, *self._tensors, *self._gradient.constants.values()], self._gradient.description
-        )
+        arguments = [number, *self._tensors, *self._gradient.constants.values()]
+        try:
+            return compile_function(self._run, arguments, self._gradient.description)
+        except (InputError, torch.cuda.OutOfMemoryError):
+            raise
+        except (
+            Exception
+        ) as error:  # torch promises nothing about its compiler, which also needs a disk that is not full
+            why = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
+            warn([f"torch {torch.__version__} could not compile the training step, which takes longer now ({why})"])
+            return self._run
 
     def _run(self, number: Tensor, *tensors: Tensor) -> None:
         count = len(self._tensors)
