@@ -39,7 +39,7 @@ def builtin_names() -> list[str]:
 
 
 def builtin_help() -> str:
-    """The built-in specs in a line, the federations that exist together."""
+    """The built-in specs in a line, the real-world federations together."""
     files = [name for name in builtin_names() if name not in FEDERATIONS]
     return f"{', '.join(files)} or a federation of `fedtilt data list`"
 

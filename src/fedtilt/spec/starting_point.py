@@ -1,4 +1,4 @@
-"""Methods and settings to start from on a table of a given size, and the specs of the federations that exist."""
+"""Methods and settings to start from on a table of a given size, and the specs of the real-world federations."""
 
 import math
 from typing import Any
