@@ -75,7 +75,7 @@ def _print_target_and_groups(console: Console, dataset: Dataset, schema: Schema,
 
 
 def show_sites(console: Console, dataset: Dataset, description: str, sites: Sites) -> None:
-    """Print what a federation that exists is: its rows, target, clients and groups, and where it is from."""
+    """Print what a real-world federation is: its rows, target, clients and groups, and where it is from."""
     assert dataset.schema is not None
     print_lines(console, f"rows      {description}", f"clients   {sites.description} ({dataset.schema.client})")
     _print_target_and_groups(console, dataset, dataset.schema)

@@ -29,7 +29,7 @@ _PATHS = (*(("data", key) for key in _DATA_PATHS), ("train", "init"))
 
 
 def builtin_names() -> list[str]:
-    """The specs that come with the package: files, and one for each federation that exists.
+    """The specs that come with the package: files, and one for each real-world federation.
 
     >>> builtin_names()[:6]
     ['cifar10', 'digits', 'fashion-mnist', 'mnist', 'toy', 'contraception']

@@ -68,11 +68,7 @@ class Files:
         if self.encoding is not None:
             try:
                 "".encode(self.encoding)
-            except (
-                LookupError,
-                TypeError,
-                ValueError,
-            ):  # ValueError: no name at all, such as one with a null character
+            except (LookupError, TypeError, ValueError):  # a null character in the name is a ValueError
                 raise InputError(f"encoding = {self.encoding!r} is unknown; such as 'cp1252' or 'latin-1'") from None
 
     def to_json(self) -> dict[str, Any]:
