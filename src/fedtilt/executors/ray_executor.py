@@ -131,7 +131,7 @@ class RayExecutor:
     def map_blocks(
         self, function: Callable[..., Tensor], blocks: Sequence[Sequence[Any]], arguments: Sequence[Sequence[Any]]
     ) -> Iterator[Tensor]:
-        """function(block, *its arguments) of every block on a worker, in order; see `BlockWorkers`."""
+        """function(block, *its arguments) of every block on a worker, in order; see `ObjectStore`."""
 
         def submit(worker: Any, block: _Block) -> Any:
             with tensors_as_arrays():

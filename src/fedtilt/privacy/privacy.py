@@ -3,7 +3,7 @@
 The neighbouring federations are those in which one client is replaced by any other: the number of clients is public. In
 every round the clients' updates are clipped, combined and hidden in Gaussian noise on the server (McMahan et al.,
 Learning Differentially Private Recurrent Language Models, ICLR 2018, arXiv 1710.06963; `gaussian_mechanism` has the
-mechanism, `privacy_accounting` the epsilon). What is covered, and what is not, is in docs/privacy.md.
+mechanism, `accounting` the epsilon). What is covered, and what is not, is in docs/privacy.md.
 """
 
 import math
