@@ -69,7 +69,7 @@ def tune(
     verbose: options.Verbose = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Search a method's settings on validation data, and recommend one, or to keep the one you have.
+    """Search a method's settings on validation data, and recommend one of them or the current one.
 
     Settings train together, and weak ones are stopped early. The recommended spec is written into the run folder.
     Validation data is a share of every client's training data; test data is not used to choose.

@@ -81,7 +81,7 @@ class DataSpec(TableSettings, _DataSource):
     )
     exclude: str | None = setting(
         None,
-        "training samples to leave out, as fedtilt audit writes them; a path relative to the spec",
+        "training samples to exclude, as fedtilt audit writes them; a path relative to the spec",
         example="suspects.csv",
         allowed="a CSV file",
     )
