@@ -229,13 +229,13 @@ def local(
 
 @preset(Scaffold)
 def scaffold(*, name: str = "scaffold", **components: Any) -> Method:
-    """SCAFFOLD: FedAvg whose gradients are corrected by control variates, so that clients do not drift apart."""
+    """SCAFFOLD: FedAvg with gradients that control variates correct for client drift."""
     return compose(name, components, correction=Scaffold())
 
 
 @preset(FedDyn)
 def feddyn(alpha: float = 0.01, *, name: str = "feddyn", **components: Any) -> Method:
-    """FedDyn: a proximal term of weight `alpha` and a linear one, so that all clients agree on the optimum."""
+    """FedDyn: a proximal term of weight `alpha` and a linear one, under which all clients agree on the optimum."""
     return compose(name, components, correction=FedDyn(alpha))
 
 

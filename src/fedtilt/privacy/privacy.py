@@ -35,7 +35,7 @@ class Privacy:
     noise: float | None = setting(
         None,
         "the noise multiplier: the standard deviation of the noise on the mean of C updates is noise · clip / C; "
-        "default: chosen so that epsilon lasts for all rounds",
+        "default: chosen to make epsilon last for all rounds",
         gt=0,
         example=2.0,
     )
