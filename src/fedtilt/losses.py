@@ -69,10 +69,10 @@ class ClassLoss(Loss):
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of every sample, (n,)."""
-        losses = self._of(outputs, targets)
+        losses = self._unweighted(outputs, targets)
         return losses * outputs.new_tensor(self.weights)[targets] if self.weights else losses
 
-    def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def _unweighted(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss without the weights of classes."""
         return cross_entropy(logits, targets)
 
@@ -94,7 +94,7 @@ class CrossEntropy(ClassLoss):
         """The plain function, if nothing is set."""
         return cross_entropy if self == CrossEntropy() else self
 
-    def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def _unweighted(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
 
 
@@ -108,7 +108,7 @@ class Focal(ClassLoss):
     rule: ClassVar[str] = "focal"
     gamma: float = setting(2.0, "the exponent; 0 is the cross-entropy", ge=0)
 
-    def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def _unweighted(self, logits: Tensor, targets: Tensor) -> Tensor:
         losses = cross_entropy(logits, targets)
         # the clamp: at p = 1 and gamma < 1 the derivative of the power is infinite, and times 0 not a number
         error = (-torch.expm1(-losses)).clamp_min(torch.finfo(losses.dtype).tiny)
@@ -126,7 +126,7 @@ class GCE(ClassLoss):
     rule: ClassVar[str] = "gce"
     exponent: float = setting(0.7, "between the cross-entropy (towards 0) and 1 − p (1); q in the paper", gt=0, le=1)
 
-    def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def _unweighted(self, logits: Tensor, targets: Tensor) -> Tensor:
         return -torch.expm1(-self.exponent * cross_entropy(logits, targets)) / self.exponent
 
 
@@ -141,7 +141,7 @@ class SCE(ClassLoss):
     alpha: float = setting(0.1, "weight of the cross-entropy", ge=0)
     beta: float = setting(1.0, "weight of the reverse cross-entropy", gt=0)
 
-    def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def _unweighted(self, logits: Tensor, targets: Tensor) -> Tensor:
         losses = cross_entropy(logits, targets)
         return self.alpha * losses - REVERSE * self.beta * torch.expm1(-losses)
 

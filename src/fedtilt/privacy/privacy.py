@@ -17,7 +17,7 @@ from fedtilt.methods.weightings import Equal
 
 RANDOMNESS = ("seed", "secret")
 # parts of a method that change what a client trains, or what follows the noise; the others change the sensitivity
-_COVERED = ("name", "made", "objective", "personal", "prox", "lr", "optimizer")
+_COVERED = ("name", "origin", "objective", "personal", "prox", "lr", "optimizer")
 _WITH_REASON = ("weighting", "aggregator")  # see `check_method`
 
 
