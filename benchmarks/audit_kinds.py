@@ -7,7 +7,7 @@ Federations of digits, tables of three classes that their columns do not tell ap
 exist. Labels are wrong at random (symmetric), become the next class (pairwise), become the next class where a
 combination of the inputs is large (feature), or one class has the code of the next at two clients (systematic).
 cleanlab ranks by 5-fold cross-validated probabilities of a logistic regression on the pooled samples. The labels of
-federations that exist count as right before errors are planted. The constants of the score were chosen with seeds below
+real-world federations count as right before errors are planted. The constants of the score were chosen with seeds below
 200.
 """
 

@@ -27,7 +27,8 @@ from fedtilt.cluster.connection import connected
 from fedtilt.engine.client_states import ClientStates
 from fedtilt.errors import InputWarning
 from fedtilt.executors import sharded_models
-from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
+from fedtilt.executors.client_batches import BatchSettings
+from fedtilt.executors.in_process import ClientTraining, InProcessExecutor
 from fedtilt.executors.ray_executor import RayExecutor
 from fedtilt.training import LocalJob
 

@@ -103,7 +103,7 @@ training and the methods to compare. `fedtilt run SPEC` runs it; `fedtilt init` 
 --all` one that explains every key. Only `methods` is required; every other key has a default.
 
 The built-in specs are {builtins}; use the name in place of a file.
-`digits` and `toy` need no download; [the federations that exist](federations.md) need the extra `federations`.
+`digits` and `toy` need no download; [the real-world federations](federations.md) need the extra `federations`.
 
 `--set` overrides a key for one run. A method's keys follow its name. An empty value is the default:
 

@@ -1,4 +1,4 @@
-"""All methods and baselines on federations that exist; a method has its best setting on validation data."""
+"""All methods and baselines on real-world federations; a method has its best setting on validation data."""
 
 import warnings
 from collections.abc import Mapping, Sequence

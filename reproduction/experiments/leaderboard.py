@@ -1,4 +1,4 @@
-"""The chapter on federations that exist: ranks of all methods with their tests, and the values behind them."""
+"""The chapter on real-world federations: ranks of all methods with their tests, and the values behind them."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -73,10 +73,10 @@ class ClassLoss(Loss):
 
     def weighted(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         """The loss of every sample, (n,), with the weights of classes as a tensor on its device."""
-        losses = self._of(outputs, targets)
+        losses = self._unweighted(outputs, targets)
         return losses if weights is None else losses * weights[targets]
 
-    def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def _unweighted(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss without the weights of classes."""
         return cross_entropy(logits, targets)
 
@@ -98,7 +98,7 @@ class CrossEntropy(ClassLoss):
         """The plain function, if nothing is set."""
         return cross_entropy if self == CrossEntropy() else self
 
-    def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def _unweighted(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
 
 
@@ -112,7 +112,7 @@ class Focal(ClassLoss):
     rule: ClassVar[str] = "focal"
     gamma: float = setting(2.0, "the exponent; 0 is the cross-entropy", ge=0)
 
-    def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def _unweighted(self, logits: Tensor, targets: Tensor) -> Tensor:
         losses = cross_entropy(logits, targets)
         # the clamp: at p = 1 and gamma < 1 the derivative of the power is infinite, and times 0 not a number
         error = (-torch.expm1(-losses)).clamp_min(torch.finfo(losses.dtype).tiny)
@@ -130,7 +130,7 @@ class GCE(ClassLoss):
     rule: ClassVar[str] = "gce"
     exponent: float = setting(0.7, "between the cross-entropy (towards 0) and 1 − p (1); q in the paper", gt=0, le=1)
 
-    def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def _unweighted(self, logits: Tensor, targets: Tensor) -> Tensor:
         return -torch.expm1(-self.exponent * cross_entropy(logits, targets)) / self.exponent
 
 
@@ -145,7 +145,7 @@ class SCE(ClassLoss):
     alpha: float = setting(0.1, "weight of the cross-entropy", ge=0)
     beta: float = setting(1.0, "weight of the reverse cross-entropy", gt=0)
 
-    def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def _unweighted(self, logits: Tensor, targets: Tensor) -> Tensor:
         losses = cross_entropy(logits, targets)
         return self.alpha * losses - REVERSE * self.beta * torch.expm1(-losses)
 

@@ -21,7 +21,8 @@ from fedtilt.engine.server import server_update, trusting_slots
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import client_state_like, initial_server, messages_of
 from fedtilt.errors import InputError
-from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
+from fedtilt.executors.client_batches import BatchSettings
+from fedtilt.executors.in_process import ClientTraining, InProcessExecutor
 from fedtilt.methods import Method, ditto, fedavg
 from fedtilt.methods.aggregators import Rooted
 from fedtilt.methods.component import COMPONENTS

@@ -190,6 +190,11 @@ def test_a_cluster_whose_superlink_was_killed_is_broken_not_up(tmp_path: Path) -
     assert deploy("status", tmp_path / "mine") == "down: no process is running\n"
 
 
+def test_a_server_without_a_run_says_so(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    assert deploy("status", tmp_path) == f"no run of a federation in {tmp_path / 'runs'} yet\n"
+
+
 def test_without_flower_the_help_lists_the_commands_and_their_error_says_how_to_install_it(tmp_path: Path) -> None:
     code = "import sys; sys.modules['flwr'] = None; from fedtilt.cli.deploy import app; app(sys.argv[1:])"
     command = [sys.executable, "-c", code]

@@ -87,7 +87,7 @@ def test_a_file_without_the_columns_and_a_missing_one_are_refused(federation: ft
         corrected(federation, exclude=str(tmp_path / "other.csv"))
     with pytest.raises(ft.InputError, match="cannot be read"):
         corrected(federation, exclude=str(tmp_path / "none.csv"))
-    with pytest.raises(ft.InputError, match="both to leave out and to relabel"):
+    with pytest.raises(ft.InputError, match="both to exclude and to relabel"):
         corrected(federation, exclude="same.csv", relabel="same.csv")
 
 

@@ -15,7 +15,8 @@ from fedtilt.engine.prepare import PreparedRun, prepare
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputWarning
 from fedtilt.executors import sharded_models
-from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
+from fedtilt.executors.client_batches import BatchSettings
+from fedtilt.executors.in_process import ClientTraining, InProcessExecutor
 from fedtilt.math import client_models
 from fedtilt.math.client_models import column_blocks
 from fedtilt.simulation import loop, simulator

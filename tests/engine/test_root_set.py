@@ -12,7 +12,8 @@ from fedtilt.engine.client import finish, plan
 from fedtilt.engine.prepare import PreparedRun, prepare
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import initial_server
-from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
+from fedtilt.executors.client_batches import BatchSettings
+from fedtilt.executors.in_process import ClientTraining, InProcessExecutor
 from fedtilt.methods.aggregators import FLTrust
 from fedtilt.state import ClientState, ServerState
 from tests.cross_products.cases import DATA, MODEL

@@ -62,7 +62,7 @@ def test_a_client_that_loses_is_counted_and_named_in_words() -> None:
     assert found.clients[0].low == pytest.approx(100 * (p - r - margin))
     assert found.stay_out == ("c1",)
     assert found.in_words("every client alone") == (
-        "against every client alone, 1 gain, 1 tie and 1 lose of 3 clients (95 % intervals of their test samples); "
+        "against every client alone, 1 gains, 1 ties and 1 loses of 3 clients (95 % intervals of their test samples); "
         "beyond chance, better off with it: c1"
     )
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 import fedtilt as ft
 from fedtilt.attacks.attack import AttackedFederation
 from fedtilt.devices import as_rows, upload
-from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
+from fedtilt.executors.client_batches import BatchSettings
+from fedtilt.executors.in_process import ClientTraining, InProcessExecutor
 from fedtilt.models import parameters_to_vector
 from fedtilt.training import LocalJob
 

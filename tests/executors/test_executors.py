@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 import fedtilt as ft
 from fedtilt.attacks.attack import AttackedFederation
+from fedtilt.executors.client_batches import BatchSettings
 from fedtilt.executors.forked import ForkedExecutor, ResultRows, SharedBlock
-from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
+from fedtilt.executors.in_process import ClientTraining, InProcessExecutor
 from fedtilt.executors.sharded_models import stack_models
 from fedtilt.models import parameters_to_vector
 from fedtilt.optimizers import SGD, Adam

@@ -21,7 +21,8 @@ from fedtilt.engine.prepare import prepare
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import Diverged
 from fedtilt.executors import ray_executor, sharded_models
-from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
+from fedtilt.executors.client_batches import BatchSettings
+from fedtilt.executors.in_process import ClientTraining, InProcessExecutor
 from fedtilt.executors.ray_executor import RayExecutor, _split
 from fedtilt.math import client_models
 from fedtilt.simulation import Round, simulate_prepared

@@ -317,16 +317,16 @@ def test_settings_that_a_method_has_not_are_one_line(settings: dict[str, Any], m
 
 
 def test_a_preset_remembers_how_it_was_made() -> None:
-    made = ft.ditto(0.5, lr_personal=0.1, aggregator="median", name="mine").made
-    assert made is not None
-    assert made.preset is ft.ditto
-    assert made.arguments == {
+    origin = ft.ditto(0.5, lr_personal=0.1, aggregator="median", name="mine").origin
+    assert origin is not None
+    assert origin.preset is ft.ditto
+    assert origin.arguments == {
         "mu": 0.5, "lr_personal": 0.1, "epochs_personal": None, "personal_start": "last", "aggregator": "median",
     }  # fmt: skip
-    assert ft.fedprox(0.5).made.preset(**ft.fedprox(0.5).made.arguments) == ft.fedprox(0.5)
-    assert Method(name="m").made is None
-    assert pickle.loads(pickle.dumps(ft.ditto(0.5))).made.arguments == ft.ditto(0.5).made.arguments
-    assert ft.ditto(0.5).with_settings({"mu": 2.0}).made.arguments["mu"] == 2.0
+    assert ft.fedprox(0.5).origin.preset(**ft.fedprox(0.5).origin.arguments) == ft.fedprox(0.5)
+    assert Method(name="m").origin is None
+    assert pickle.loads(pickle.dumps(ft.ditto(0.5))).origin.arguments == ft.ditto(0.5).origin.arguments
+    assert ft.ditto(0.5).with_settings({"mu": 2.0}).origin.arguments["mu"] == 2.0
     renamed = dataclasses.replace(ft.ditto(0.5), name="other")
     assert renamed.with_settings({"mu": 2.0}) == ft.ditto(2.0, name="other")
 
@@ -334,7 +334,7 @@ def test_a_preset_remembers_how_it_was_made() -> None:
 def test_a_changed_method_is_not_the_one_that_the_preset_made() -> None:
     """Its preset would make the old parts again."""
     changed = dataclasses.replace(ft.ditto(0.5), aggregator=Krum(0.2))
-    assert changed.made is None
+    assert changed.origin is None
     assert changed.with_settings({"personal.mu": 2.0}) == ft.ditto(2.0, aggregator=Krum(0.2))
     with pytest.raises(InputError, match="mu = 2.0 is not a setting of method 'ditto', which has lr"):
         changed.with_settings({"mu": 2.0})

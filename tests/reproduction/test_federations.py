@@ -1,4 +1,4 @@
-"""The leaderboard on federations that exist: its cases, its data in files, its baselines and its ranks."""
+"""The leaderboard on real-world federations: its cases, its data in files, its baselines and its ranks."""
 
 import sys
 import warnings

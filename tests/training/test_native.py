@@ -126,8 +126,8 @@ def test_class_weights_of_another_number_of_classes_are_rejected() -> None:
 
 def test_a_loss_that_inherits_from_a_known_one_is_not_taken_for_it() -> None:
     class Own(Focal):
-        def _of(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            return super()._of(logits, targets) + 1
+        def _unweighted(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return super()._unweighted(logits, targets) + 1
 
     reason = native.unsupported_reason(MODEL, make_job(loss=Own(gamma=2.0)), "cpu")
     assert reason == "the loss is a Python function, which the C kernel cannot call"

@@ -81,7 +81,7 @@ class Attack:
         None, "the share of an attacker's samples with backdoor's trigger; default: 0.5", gt=0, le=1, example=0.5
     )
     from_round: int = setting(1, "the first round of the attack", ge=1)
-    left_out: ClassVar[tuple[str, ...]] = ()  # of an attack: the settings that its kind has decided
+    defaulted: ClassVar[tuple[str, ...]] = ()  # of an attack: the settings that its kind has decided
 
     def __post_init__(self) -> None:
         if self.kind is None:
@@ -102,10 +102,10 @@ class Attack:
                     "leave it out"
                 )
         defaults = {"share": 0.2, "strength": STRENGTH.get(self.kind), "poisoned": _POISONED}
-        left_out = tuple(key for key in defaults if getattr(self, key) is None and uses[key])
-        for key in left_out:
+        defaulted = tuple(key for key in defaults if getattr(self, key) is None and uses[key])
+        for key in defaulted:
             object.__setattr__(self, key, defaults[key])
-        object.__setattr__(self, "left_out", left_out)
+        object.__setattr__(self, "defaulted", defaulted)
 
     def check_rounds(self, rounds: int) -> None:
         """Raise InputError if the attack starts after the last round."""

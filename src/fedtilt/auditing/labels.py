@@ -24,7 +24,7 @@ def audit(
 ) -> Audit:
     """Which labels look wrong to a model, without a federation.
 
-    The model must not have learnt these labels by heart: give one that was trained on other samples, or outputs of
+    The model must not have memorised these labels: give one that was trained on other samples, or outputs of
     cross-validation.
 
     Args:

@@ -29,8 +29,10 @@ def print_status(project: Path) -> bool:
     else:
         cluster = LocalCluster.load(home)
         runs, is_up = cluster.runs_folder, _print_processes(cluster)
-    is_training = False
-    for folder, status in run_statuses(runs):
+    is_training, statuses = False, list(run_statuses(runs))
+    if is_up and not statuses:
+        echo(f"no run of a federation in {runs} yet")
+    for folder, status in statuses:
         echo("\n  ".join(status.lines))
         if rounds := kept_rounds(folder):
             echo(f"  --back-to can be {rounds}")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedtilt.evaluation.intervals import Estimate
     from fedtilt.evaluation.metrics_frame import MetricsFrame
     from fedtilt.evaluation.predictions import Predictions
+    from fedtilt.runs.predictions import RunPredictions
 
 _MAX_ROWS = 40  # groups in a table
 
@@ -56,14 +57,10 @@ def metrics(
 
     Without --by: all test samples together, a column per method. With --by: a table per method.
     """
-    from fedtilt.evaluation.certificate import Certificate
-    from fedtilt.evaluation.gains import client_gains
     from fedtilt.evaluation.metrics_frame import metrics_frame
-    from fedtilt.evaluation.predictions import CLIENT
     from fedtilt.runs.predictions import read_or_predict
-    from fedtilt.storage.predictions import read_predictions
     from fedtilt.storage.provenance import seed_folder
-    from fedtilt.storage.run_folder import baselines_folder, read_thresholds
+    from fedtilt.storage.run_folder import read_thresholds
 
     run = read_or_predict(folder, method or [], seed)
     thresholds = read_thresholds(seed_folder(folder, run.seed), run.round)
@@ -91,22 +88,35 @@ def metrics(
         for line in _missing(frame):
             console.print(f"[dim]{escape(line)}[/]")
     console.print(f"[dim]in brackets: {100 * confidence:g} % intervals[/]")
-    grouping = first.label_group if by in (None, CLIENT) else by
-    for name, predictions in run.by_method.items() if first.numbers is None else ():
-        certificate = Certificate.of(*predictions.counts(grouping), confidence, grouping)
-        console.print(escape(f"{name}: {certificate}; {certificate.about_unseen}"))
-    for name, predictions in run.by_method.items():
-        for line in _beyond_chance(predictions, by, confidence):
-            console.print(escape(f"{name}: {line}"))
-    if by == CLIENT:
-        alone = read_predictions(baselines_folder(seed_folder(folder, run.seed)), run.round).get("local")
-        if alone is not None:
-            for name, predictions in run.by_method.items():
-                gains = client_gains(predictions, alone, "local", confidence)
-                console.print(escape(f"{name}: {gains.in_words('every client alone')}"))
+    for line in _conclusions(run, folder, by, confidence):
+        console.print(escape(line))
     if csv is not None:
         write_bytes(csv, _csv(frames, by).encode())
         echo(f"wrote {csv}")
+
+
+def _conclusions(run: "RunPredictions", folder: Path, by: str | None, confidence: float) -> Iterator[str]:
+    """What follows from the predictions of each method: its certificate, fairness beyond chance, and who gains."""
+    from fedtilt.evaluation.certificate import Certificate
+    from fedtilt.evaluation.gains import client_gains
+    from fedtilt.evaluation.predictions import CLIENT
+    from fedtilt.storage.predictions import read_predictions
+    from fedtilt.storage.provenance import seed_folder
+    from fedtilt.storage.run_folder import baselines_folder
+
+    for name, predictions in run.by_method.items():
+        if predictions.numbers is None:
+            grouping = predictions.label_group if by in (None, CLIENT) else by
+            certificate = Certificate.of(*predictions.counts(grouping), confidence, grouping)
+            yield f"{name}: {certificate}; {certificate.about_unseen}"
+    for name, predictions in run.by_method.items():
+        for line in _beyond_chance(predictions, by, confidence):
+            yield f"{name}: {line}"
+    baselines = read_predictions(baselines_folder(seed_folder(folder, run.seed)), run.round) if by == CLIENT else {}
+    if "local" in baselines:
+        for name, predictions in run.by_method.items():
+            gains = client_gains(predictions, baselines["local"], "local", confidence)
+            yield f"{name}: {gains.in_words('every client alone')}"
 
 
 def _beyond_chance(predictions: "Predictions", by: str | None, confidence: float) -> Iterator[str]:

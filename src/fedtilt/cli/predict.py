@@ -98,7 +98,7 @@ def _summary(found: "PredictedRows") -> str:
     import numpy as np
 
     used = len(found.rows) - len(found.problems)
-    left_out = f"; {plural(len(found.problems), 'row')} without a prediction" if found.problems else ""
+    unpredicted = f"; {plural(len(found.problems), 'row')} without a prediction" if found.problems else ""
     if not used:
         return f"{plural(len(found.rows), 'row')}: none can be used"
     if found.class_names:
@@ -107,4 +107,4 @@ def _summary(found: "PredictedRows") -> str:
     else:
         what = f"mean {np.nanmean(found.predictions):.4g}, from {np.nanmin(found.predictions):.4g} to "
         what += f"{np.nanmax(found.predictions):.4g}"
-    return f"{plural(used, 'row')} predicted: {what}{left_out}"
+    return f"{plural(used, 'row')} predicted: {what}{unpredicted}"

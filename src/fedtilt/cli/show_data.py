@@ -39,7 +39,7 @@ def show_table(console: Console, opened: Table, *, test_share: float | None = No
         _print_target_and_groups(console, dataset, schema, describe_labels(reader, schema))
         unlabelled = len(reader) - len(dataset.y_train) - len(dataset.y_test)
         sizes = f"{len(dataset.y_train):,} training, {len(dataset.y_test):,} test rows"
-        sizes += f", {unlabelled:,} without a label left out" if unlabelled else ""
+        sizes += f", {unlabelled:,} without a label dropped" if unlabelled else ""
         print_lines(console, f"split     {describe_split(schema, test_share, seed)}: {sizes}")
     if written := [text for text in map(describe_file, reader.tables) if text]:
         print_lines(console, f"files     {'; '.join(written)}")
@@ -75,7 +75,7 @@ def _print_target_and_groups(console: Console, dataset: Dataset, schema: Schema,
 
 
 def show_sites(console: Console, dataset: Dataset, description: str, sites: Sites) -> None:
-    """Print what a federation that exists is: its rows, target, clients and groups, and where it is from."""
+    """Print what a real-world federation is: its rows, target, clients and groups, and where it is from."""
     assert dataset.schema is not None
     print_lines(console, f"rows      {description}", f"clients   {sites.description} ({dataset.schema.client})")
     _print_target_and_groups(console, dataset, dataset.schema)

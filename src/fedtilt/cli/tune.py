@@ -69,7 +69,7 @@ def tune(
     verbose: options.Verbose = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Search a method's settings on validation data, and recommend one, or to keep the one you have.
+    """Search a method's settings on validation data, and recommend one of them or the current one.
 
     Settings train together, and weak ones are stopped early. The recommended spec is written into the run folder.
     Validation data is a share of every client's training data; test data is not used to choose.
@@ -103,14 +103,14 @@ def print_tuning(console: Console, folder: Path, tuning: "Tuning", seconds: floa
 
     rows = _compared(tuning)
     seeds = f", mean over {len(tuning.seeds)} seeds" if len(tuning.seeds) > 1 else ""
-    table, left_out = _settings_table(tuning, rows[:_MAX_ROWS], console.width)
+    table, omitted = _settings_table(tuning, rows[:_MAX_ROWS], console.width)
     if rows:  # otherwise the budget ended before any
         console.print(
             f"\n[bold]{escape(tuning.method)} on validation data[/] after {tuning.compared_rounds} of {tuning.rounds} "
             f"rounds{seeds}, the best by {escape(tuning.by.title)} first:"
         )
         console.print(table)
-    for line in _remarks(tuning, len(rows), left_out):
+    for line in _remarks(tuning, len(rows), omitted):
         console.print(f"[dim]{escape(line)}[/]", highlight=False)
     if tuning.is_possible:
         console.print(f"\n[bold]recommended[/]: {escape(format_setting(tuning.setting))}", highlight=False)
@@ -170,15 +170,15 @@ def _gain(row: "TunedSetting", by: "Objective") -> str:
     return f"{sign}{by.text(abs(row.gain))} ± {by.text(row.error)}"
 
 
-def _remarks(tuning: "Tuning", compared: int, left_out: "Sequence[Objective]") -> list[str]:
+def _remarks(tuning: "Tuning", compared: int, omitted: "Sequence[Objective]") -> list[str]:
     lines = []
     if compared:
         lines.append(
             "±: one standard error, paired by client. Pareto front: no other setting is better in one objective "
             "without being worse in another."
         )
-    if left_out:
-        titles = ", ".join(objective.title for objective in left_out)
+    if omitted:
+        titles = ", ".join(objective.title for objective in omitted)
         lines.append(f"Not in the table, for want of width: {titles}; results.json has all objectives.")
     stopped = len(tuning.settings) - compared
     if stopped:

@@ -1,4 +1,4 @@
-"""Corrections of training data from a file of samples, such as `fedtilt audit` writes: leave them out, or relabel them.
+"""Corrections of training data from a file of samples, such as `fedtilt audit` writes: exclude them, or relabel them.
 
 The file is a CSV with a header. `row` names the sample as `Federation.row_names` does, `label` is the label that it
 has, and `looks_like` the label that it gets. Other columns are for the reader. To keep a sample, delete its line.
@@ -47,7 +47,7 @@ def corrected(federation: Federation, *, exclude: str | None = None, relabel: st
     if exclude is None and relabel is None:
         return federation
     if exclude is not None and relabel is not None and Path(exclude).resolve() == Path(relabel).resolve():
-        raise InputError(f"{exclude} is both to leave out and to relabel; choose one")
+        raise InputError(f"{exclude} is given both to exclude and to relabel; choose one")
     if federation.target is not None:
         raise InputError(
             f"{exclude or relabel} corrects labels, and {federation.dataset.name!r} has {federation.target.words}"

@@ -52,7 +52,7 @@ class Dataset:
         weight_train: the weight of each training sample in the loss, float32: 2 counts as two samples; default: all
             count the same
         weight_test: the weight of each test sample; metrics count every sample once
-        noisy_train: the labels that a model is trained with, int64, of which some are wrong; `y_train` has the true
+        noisy_train: the labels that a model is trained with, int64, some of them wrong; `y_train` has the true
             ones, by which samples are divided among clients; default: `y_train`
         schema: of a table: what its columns are, and how they become the model's input
         rows_train: the position of each training sample in its source, int64, such as the row of a table

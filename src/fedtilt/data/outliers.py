@@ -77,7 +77,7 @@ class Outliers:
         allowed='a table of class names, such as {3 = "5"}',
         only_with={"kind": ("flips",)},
     )
-    left_out: ClassVar[tuple[str, ...]] = ()  # of an object: the settings that its kind has decided
+    defaulted: ClassVar[tuple[str, ...]] = ()  # of an object: the settings that its kind has decided
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pairs", _check_pairs(self.pairs or {}))
@@ -93,10 +93,10 @@ class Outliers:
             )
         flip_to = ("pairs" if self.pairs else "client") if self.kind == "flips" else None
         decided = {"strength": _STRENGTH.get(self.kind), "flip_to": flip_to}
-        left_out = tuple(key for key in decided if getattr(self, key) is None)
-        for key in left_out:
+        defaulted = tuple(key for key in decided if getattr(self, key) is None)
+        for key in defaulted:
             object.__setattr__(self, key, decided[key])
-        object.__setattr__(self, "left_out", left_out)
+        object.__setattr__(self, "defaulted", defaulted)
 
     def to_json(self) -> dict[str, Any]:
         """The settings for the record of a run; some are part of it only if they are not the default."""

@@ -19,6 +19,7 @@ from fedtilt.losses import Loss
 from fedtilt.math.losses import SampleLoss
 from fedtilt.models import ModelSource, build, logits, trained_parameters
 from fedtilt.parts import Parts
+from fedtilt.text_tables import first_names
 from fedtilt.training.augmentation import check_transform
 from fedtilt.training.client_update import torch_optimizer
 from fedtilt.training.local_job import batch_bounds
@@ -176,10 +177,4 @@ def _check_weights(what: str, state: Mapping[str, Tensor], tensors: Mapping[str,
 
 
 def _listed(names: Sequence[str], most: int = 8) -> str:
-    """Names in quotes, at most `most` of them.
-
-    >>> _listed(["a", "b", "c"], 2)
-    "'a', 'b' and 1 more"
-    """
-    shown = ", ".join(map(repr, names[:most]))
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+    return first_names([*map(repr, names)], most)

@@ -18,8 +18,9 @@ from fedtilt.engine.root_set import RootSet
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import initial_server
 from fedtilt.errors import InputError, NoEffect
+from fedtilt.executors.client_batches import BatchSettings
 from fedtilt.executors.forked import ForkedExecutor, can_fork, cores
-from fedtilt.executors.in_process import BatchSettings, ClientTraining, Executor, InProcessExecutor
+from fedtilt.executors.in_process import ClientTraining, Executor, InProcessExecutor
 from fedtilt.executors.ray_executor import RayExecutor
 from fedtilt.executors.sharded_models import uses_shards
 from fedtilt.math.client_models import column_blocks

@@ -12,7 +12,7 @@ from fedtilt.data.inputs import named_tensors
 from fedtilt.engine.client import finish, plan
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
-from fedtilt.executors.in_process import BatchSettings
+from fedtilt.executors.client_batches import BatchSettings
 from fedtilt.methods import Method
 from fedtilt.methods.aggregators import Rooted
 from fedtilt.parts import Parts

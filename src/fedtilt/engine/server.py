@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fedtilt.attacks.screening import screen, tolerated_count
+from fedtilt.attacks.screening import Screened, screen, tolerated_count
 from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.root_set import RootUpdate
 from fedtilt.engine.settings import TrainSettings
@@ -16,7 +16,7 @@ from fedtilt.errors import Diverged, InputError
 from fedtilt.executors.sharded_models import stack_models
 from fedtilt.math.aggregate import tilted
 from fedtilt.math.client_models import ClientModels
-from fedtilt.methods import Method, Prepared, ServerRound, ServerStep
+from fedtilt.methods import Method, Prepared, ServerOptimizer, ServerRound, ServerStep
 from fedtilt.methods.component import Component, check_slot, check_tensor, describe, run_slot_step, run_step
 from fedtilt.methods.run_checks import check_models, tolerant_parts
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
@@ -157,13 +157,7 @@ def server_update(
     if settings.audit and mechanism is None and len(updates) > 1:
         slots["audit"] = add_distances(server.slot("audit"), updates)
     if settings.screen and updates:
-        bad_shares = [part.bad_share for part in tolerant_parts(method)]
-        bad = tolerated_count(bad_shares, selected)
-        by_rule = bad if bad_shares else (len(updates) - 1) // 2
-        screened = screen(
-            server, updates, settings.screen, clients=clients, bad=bad, trusted=trusting_slots(method),
-            tolerated=by_rule if method.aggregator.is_robust else 0,
-        )  # fmt: skip
+        screened = _screen(method, server, updates, settings.screen, selected, clients)
         updates, bounded, screened_out = screened.updates, screened.bounded, len(screened.rejected)
         rejected |= screened.rejected
         slots["screening"] = screened.slot
@@ -185,10 +179,7 @@ def server_update(
         slots["root"] = root.slot
     optimizer = method.optimizer or settings.server_optimizer
     if optimizer is not None:
-        was: Slot = server.slot("optimizer") or optimizer.init(received)
-        model, slot = run_slot_step(optimizer, "step", received, aggregated, was)
-        aggregated = check_tensor(optimizer, "the model", model, received)
-        slots["optimizer"] = check_slot(optimizer, "its slot", slot, was)
+        aggregated, slots["optimizer"] = _take_step(optimizer, server, aggregated)
     buffers = None
     if server.buffers is not None:
         sent = torch.stack([b for client in accepted if (b := updates[client].buffers) is not None])
@@ -203,6 +194,27 @@ def server_update(
         )
     state = ServerState(aggregated, buffers, slots=slots)
     return ServerUpdate(state, dict(sorted(rejected.items())), bounded)
+
+
+def _screen(
+    method: Method, server: ServerState, updates: Mapping[int, ClientUpdate], factor: float, selected: int, clients: int
+) -> Screened:
+    """Screen the updates, by the number of bad clients that the method's robust parts are set for."""
+    bad_shares = [part.bad_share for part in tolerant_parts(method)]
+    bad = tolerated_count(bad_shares, selected)
+    by_rule = bad if bad_shares else (len(updates) - 1) // 2
+    return screen(
+        server, updates, factor, clients=clients, bad=bad, trusted=trusting_slots(method),
+        tolerated=by_rule if method.aggregator.is_robust else 0,
+    )  # fmt: skip
+
+
+def _take_step(optimizer: ServerOptimizer, server: ServerState, aggregated: Tensor) -> tuple[Tensor, Slot]:
+    """The model after the step of a server optimiser, and its next slot."""
+    received = server.parameters
+    was: Slot = server.slot("optimizer") or optimizer.init(received)
+    model, slot = run_slot_step(optimizer, "step", received, aggregated, was)
+    return check_tensor(optimizer, "the model", model, received), check_slot(optimizer, "its slot", slot, was)
 
 
 def _aggregate(

@@ -160,7 +160,7 @@ class Evaluator:
         return self._sum(kept.personal, kept.personal_buffers, self._rows(owner[1]), self._cell, self._cells.count)
 
     def _sum_stack(self, net: nn.Module, owners: Sequence[Owner], size: int, client_states: ClientStates) -> Tensor:
-        """Several personal models in one pass, always padded to the same shape, so that the bits are the same too."""
+        """Several personal models in one pass, always padded to the same shape: the sums are bit-identical."""
         device = self._y.device
         padded = [*owners, *[owners[-1]] * (size - len(owners))]
         models = [client_states.get(owner).personal for owner in padded]

@@ -55,6 +55,12 @@ class Gains(NamedTuple):
         """How many clients have this outcome."""
         return sum(client.outcome == outcome for client in self.clients)
 
+    @property
+    def counts(self) -> list[str]:
+        """How many clients gain, tie and lose, in words: "3 gain", "1 ties", "0 lose"."""
+        counted = {outcome: self.count(outcome) for outcome in OUTCOMES}
+        return [f"{count} {outcome if count == 1 else outcome[:-1]}" for outcome, count in counted.items()]
+
     def share(self, outcome: str) -> float:
         """The share of clients with this outcome."""
         return self.count(outcome) / len(self.clients)
@@ -65,10 +71,9 @@ class Gains(NamedTuple):
         Args:
             against: what it is compared with, in words; default: its name
         """
-        counts = join_words([f"{self.count(outcome)} {outcome[:-1]}" for outcome in OUTCOMES])
         named = f"better off with it: {join_words(self.stay_out)}" if self.stay_out else "nobody is better off with it"
         return (
-            f"against {against or self.against}, {counts} of {len(self.clients):,} clients "
+            f"against {against or self.against}, {join_words(self.counts)} of {len(self.clients):,} clients "
             f"({100 * self.confidence:g} % intervals of their test samples); beyond chance, {named}"
         )
 

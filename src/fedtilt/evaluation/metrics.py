@@ -100,7 +100,7 @@ class Metrics:
         mean, std = self.client_data_fairness
         return f"{means}, client fairness {self.client_fairness:.2f}, client data fairness {mean:.2f} / {std:.2f}"
 
-    def named(self) -> dict[str, float]:
+    def main_by_name(self) -> dict[str, float]:
         """The metrics of the main score under their names in tables and files."""
         mean, std = self.client_data_fairness
         return {
@@ -120,7 +120,7 @@ class Metrics:
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         others = {"others": [other.to_json() for other in self.others]} if self.others else {}
-        return self.named() | {"clients": self.clients} | others
+        return self.main_by_name() | {"clients": self.clients} | others
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -161,7 +161,7 @@ class GroupMetrics:
         choose = min if SCORES[self.score].higher_is_better else max
         return choose(self.values.items(), key=lambda item: item[1])
 
-    def named(self) -> dict[str, float]:
+    def main_by_name(self) -> dict[str, float]:
         """The figures of the main score that have a name in files, without the scores of the groups."""
         mean, std = self.client_spread
         return {
@@ -179,7 +179,7 @@ class GroupMetrics:
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         others = {"others": [other.to_json() for other in self.others]} if self.others else {}
-        return {self.score: dict(self.values)} | self.named() | others
+        return {self.score: dict(self.values)} | self.main_by_name() | others
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -202,9 +202,9 @@ def _extreme(score: str) -> str:
 
 def _by_name(main: Metrics | GroupMetrics, others: Iterable[Metrics | GroupMetrics]) -> dict[str, float]:
     """The metrics of all scores; the names of those beside the main one begin with the score's."""
-    found = main.named()
+    found = main.main_by_name()
     for other in others:
-        found |= {k if k == other.score else f"{other.score}_{k}": value for k, value in other.named().items()}
+        found |= {k if k == other.score else f"{other.score}_{k}": value for k, value in other.main_by_name().items()}
     return found
 
 

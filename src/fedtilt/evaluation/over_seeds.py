@@ -31,6 +31,10 @@ class SeedValues(NamedTuple):
         mean = self.mean
         return float((sum((v - mean) ** 2 for v in self.values) / (len(self.values) - 1)) ** 0.5)
 
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"mean": self.mean, "std": self.std, "seeds": list(self.values)}
+
 
 def over_seeds(results: Mapping[int, Result]) -> dict[str, Any]:
     """The comparison table as JSON values: every metric of every method, its mean and std over the seeds.
@@ -70,5 +74,4 @@ def _mean_and_std(by_seed: Sequence[Metrics | GroupMetrics]) -> dict[str, Any]:
 
 
 def _column(values: Iterable[float]) -> dict[str, Any]:
-    found = SeedValues(tuple(values))
-    return {"mean": found.mean, "std": found.std, "seeds": list(found.values)}
+    return SeedValues(tuple(values)).to_json()

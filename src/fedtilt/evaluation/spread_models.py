@@ -1,4 +1,4 @@
-"""Models of the true scores of clients, of which test samples show the observed ones: their likelihood and estimates.
+"""Models of the true scores of clients, which few test samples show with noise: their likelihood and estimates.
 
 A client with n test samples and true accuracy p has X ~ Binomial(n, p) correct predictions.
 

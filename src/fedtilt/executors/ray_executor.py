@@ -23,7 +23,7 @@ from fedtilt.errors import InputError
 from fedtilt.executors.in_process import ClientTraining
 from fedtilt.executors.ray_worker import (
     Clients,
-    Refusal,
+    Failure,
     Reply,
     ReturnedTensor,
     TensorReference,
@@ -104,7 +104,7 @@ class RayExecutor:
         work = deque(self._stacks(list(jobs)))
         node_of = {clients: node for clients in work if (node := _node_of(jobs, clients))}
         for clients, reply in self._pool.run(work, submit, node_of):
-            if isinstance(reply, Refusal):
+            if isinstance(reply, Failure):
                 if reply.lost:
                     raise LostTensorError
                 if not reply.out_of_memory or len(clients) == 1:
@@ -131,7 +131,7 @@ class RayExecutor:
     def map_blocks(
         self, function: Callable[..., Tensor], blocks: Sequence[Sequence[Any]], arguments: Sequence[Sequence[Any]]
     ) -> Iterator[Tensor]:
-        """function(block, *its arguments) of every block on a worker, in order; see `BlockWorkers`."""
+        """function(block, *its arguments) of every block on a worker, in order; see `ObjectStore`."""
 
         def submit(worker: Any, block: _Block) -> Any:
             with tensors_as_arrays():
@@ -140,7 +140,7 @@ class RayExecutor:
         results: dict[int, Tensor] = {}  # that wait for their turn
         number = 0
         for block, reply in self._pool.run(deque(map(_Block, range(len(blocks)))), submit):
-            if isinstance(reply, Refusal):
+            if isinstance(reply, Failure):
                 raise LostTensorError
             results[block] = reply.clone()
             while number in results:

@@ -42,7 +42,7 @@ class ReturnedTensor(NamedTuple):
     finite: bool
 
 
-class Refusal(NamedTuple):
+class Failure(NamedTuple):
     """Why a worker did not do its work, in a message for the user."""
 
     message: str
@@ -86,7 +86,7 @@ class Worker:
         self, round: int, shared: Sequence[Tensor], jobs: Mapping[int, Sequence[LocalJob]],
         columns: Sequence[slice] | None,
     ) -> Any:  # fmt: skip
-        """A `Reply` with the results of every client in the order of `jobs`, or a `Refusal`.
+        """A `Reply` with the results of every client in the order of `jobs`, or a `Failure`.
 
         With `columns`, each trained vector is returned as blocks of these, after the reply. `shared` are the tensors
         that clients have in common.
@@ -98,8 +98,8 @@ class Worker:
                 results = dict(self._executor.train(round, self._complete(shared, jobs)))
             seconds = time.perf_counter() - started
         except (InputError, torch.OutOfMemoryError, self._ray.exceptions.ObjectLostError) as error:
-            refusal = self._refusal(error, Clients(jobs))
-            return (refusal, *[None] * count) if count else refusal
+            failure = self._failure(error, Clients(jobs))
+            return (failure, *[None] * count) if count else failure
         ordered = [results[client] for client in jobs]
         if not columns:
             return Reply(ordered, self._node, seconds)
@@ -108,11 +108,11 @@ class Worker:
         return reply, *blocks
 
     def on_block(self, function: Callable[..., Tensor], rows: Sequence[Any], arguments: Sequence[Any]) -> Any:
-        """function(block (C, columns), *arguments), or a `Refusal`; `rows` are references to those of the block."""
+        """function(block (C, columns), *arguments), or a `Failure`; `rows` are references to those of the block."""
         try:
             block = torch.stack(self._ray.get(list(rows))).to(self._device)
         except self._ray.exceptions.ObjectLostError as error:
-            return self._refusal(error, Clients())
+            return self._failure(error, Clients())
         with fp32_deterministic(self._device):
             return function(block, *(a.to(self._device) if isinstance(a, Tensor) else a for a in arguments))
 
@@ -136,13 +136,13 @@ class Worker:
 
         return {client: [complete(job) for job in of_client] for client, of_client in jobs.items()}
 
-    def _refusal(self, error: Exception, clients: Clients) -> Refusal:
+    def _failure(self, error: Exception, clients: Clients) -> Failure:
         if isinstance(error, InputError):
-            return Refusal(str(error))
+            return Failure(str(error))
         if not isinstance(error, torch.OutOfMemoryError):
-            return Refusal(str(error), lost=True)
+            return Failure(str(error), lost=True)
         torch.cuda.empty_cache()
-        return Refusal(
+        return Failure(
             f"{clients} cannot be trained on a worker of the cluster: out of memory ({str(error).split('. ')[0]}); "
             "use a smaller batch_size or model, or fewer workers for each GPU",
             out_of_memory=True,

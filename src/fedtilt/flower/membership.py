@@ -19,7 +19,7 @@ from fedtilt.parts import Parts
 
 SiteKeys = Mapping[bytes, int]  # public key → site
 Decoded = TypeVar("Decoded")
-_MAX_REFUSALS = 3  # then a node is not asked again until it reconnects, with corrected settings
+_MAX_FAILED_JOINS = 3  # then a node is not asked again until it reconnects, with corrected settings
 
 
 class MissingSitesError(InputError):
@@ -39,7 +39,7 @@ class _Node:
     site: int | None = None  # that it has joined as
     claimed: int | None = None  # the site that it says it is
     problem: str = ""  # why it has not joined
-    refusals: int = 0  # of its replies to join requests
+    failed_joins: int = 0  # of its replies to join requests
     is_silent: bool = False  # it is asked without waiting for its reply
     request: str | None = None  # the join request whose reply is not waited for
     unanswered: Counter[str] = field(default_factory=Counter)  # by kind of request, in a row
@@ -129,7 +129,9 @@ class Membership:
             node = known.get(number)
             self._nodes[number] = node if node is not None and node.identity == identity else _Node(identity)
         self._admit_late(grid)
-        new = {n: node for n, node in self._nodes.items() if node.site is None and node.refusals < _MAX_REFUSALS}
+        new = {
+            n: node for n, node in self._nodes.items() if node.site is None and node.failed_joins < _MAX_FAILED_JOINS
+        }
         now = {n: node for n, node in new.items() if not node.is_silent}
         if later := {n: node for n, node in new.items() if node.is_silent and node.request is None}:
             for node, message in zip(later.values(), grid.push_messages(self._requests(later)), strict=False):
@@ -161,22 +163,24 @@ class Membership:
                 known = self._nodes.setdefault(node, _Node((b"", "")))  # it may have disconnected since
                 check_member(site, known.identity, self._site_keys, self._left_out)
             except RejectedReply as reason:
-                self._refuse(node, claimed_site(reply, self._sites), str(reason))
+                self._reject_join(node, claimed_site(reply, self._sites), str(reason))
                 continue
             claims.setdefault(site, []).append(node)
         taken = self.nodes()
         for site, nodes in claims.items():
             for node in nodes:
                 if site in taken or len(nodes) > 1:
-                    self._refuse(node, site, f"another node is site {site}")
+                    self._reject_join(node, site, f"another node is site {site}")
                     self._nodes[node].problem = "cannot join: more than one node claims to be this site"
                 else:
-                    self._nodes[node] = replace(self._nodes[node], site=site, problem="", refusals=0, is_silent=False)
+                    self._nodes[node] = replace(
+                        self._nodes[node], site=site, problem="", failed_joins=0, is_silent=False
+                    )
 
-    def _refuse(self, node: int, site: int | None, reason: str) -> None:
+    def _reject_join(self, node: int, site: int | None, reason: str) -> None:
         self.reject(f"node {node}", f"cannot join: {reason}")
         if (known := self._nodes.get(node)) is not None:  # otherwise the SuperLink replies for one that is gone
-            known.refusals, known.is_silent = known.refusals + 1, False
+            known.failed_joins, known.is_silent = known.failed_joins + 1, False
             known.claimed, known.problem = site, f"cannot join: {reason}"
 
     # -- the replies of a round --------------------------------------------------------------------------------------

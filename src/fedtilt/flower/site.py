@@ -28,7 +28,8 @@ from fedtilt.evaluation.prediction_sets import counts_of
 from fedtilt.evaluation.predictions import CLIENT, Predictions, conformity_scores, has_prediction_sets, predictions_of
 from fedtilt.evaluation.round_metrics import round_metrics
 from fedtilt.evaluation.scores import no_sums
-from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
+from fedtilt.executors.client_batches import BatchSettings
+from fedtilt.executors.in_process import ClientTraining, InProcessExecutor
 from fedtilt.files import private_files, private_folder, write_json, write_tensors
 from fedtilt.flower.evaluation import Declared, EvaluationReply, class_spreads
 from fedtilt.flower.messages import Instruction

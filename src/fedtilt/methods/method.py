@@ -69,7 +69,7 @@ def component_of(kind: str, value: Any, owner: str = "") -> Any:
     return make_named(cls, settings, what, rule)
 
 
-class Made(NamedTuple):
+class Origin(NamedTuple):
     """How a method was made: by this preset with these arguments."""
 
     preset: Callable[..., "Method"]
@@ -116,7 +116,7 @@ class Method:
     before: Any = ()
     aggregator: Any = aggregators.Tilted()  # noqa: RUF009
     optimizer: Any = None
-    made: Made | None = field(default=None, compare=False, repr=False)
+    origin: Origin | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not is_plain_name(self.name):
@@ -139,8 +139,8 @@ class Method:
         self._check_numbers()
         self._check_clients()
         self._check_server()
-        if self.made is not None and self.made.parts != self.parts():
-            object.__setattr__(self, "made", None)  # changed since: the preset would not make it again
+        if self.origin is not None and self.origin.parts != self.parts():
+            object.__setattr__(self, "origin", None)  # changed since: the preset would not make it again
 
     def _check_numbers(self) -> None:
         for key, limits in NUMBERS.items():
@@ -248,7 +248,7 @@ class Method:
 
     def parts(self) -> dict[str, Any]:
         """Everything but its name."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("name", "made")}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("name", "origin")}
 
     def to_table(self, *, all: bool = False) -> dict[str, Any]:
         """Everything that differs from the default, as a table of a spec without the name; or all settings."""
@@ -265,7 +265,7 @@ class Method:
 
     def settings(self) -> dict[str, Any]:
         """What a search may vary, by name: the arguments of its preset, components, and `component.setting`."""
-        found = dict(self.made.arguments) if self.made is not None else {}
+        found = dict(self.origin.arguments) if self.origin is not None else {}
         found |= {"lr": self.lr, "client_momentum": self.client_momentum, "prox": self.prox}
         parts = self.components()
         found |= {
@@ -290,10 +290,10 @@ class Method:
                     "it out"
                 )
         settings = self.changed_settings(settings)
-        own = {} if self.made is None else {k: v for k, v in settings.items() if "." not in k}
+        own = {} if self.origin is None else {k: v for k, v in settings.items() if "." not in k}
         if own:
-            assert self.made is not None
-            method = self.made.preset(**{**self.made.arguments, **own}, name=self.name)
+            assert self.origin is not None
+            method = self.origin.preset(**{**self.origin.arguments, **own}, name=self.name)
         for key, value in settings.items():
             if key in own:
                 continue

@@ -14,7 +14,7 @@ from fedtilt.errors import InputError
 from fedtilt.methods.aggregators import FedMgda, QFfl, Tilted
 from fedtilt.methods.component import Component
 from fedtilt.methods.corrections import FedDyn, Scaffold
-from fedtilt.methods.method import Made, Method
+from fedtilt.methods.method import Method, Origin
 from fedtilt.methods.objectives import Levels, PropFair
 from fedtilt.methods.objectives import Tilted as TiltedLosses
 from fedtilt.methods.personal import Local, Moreau, Personal
@@ -23,7 +23,7 @@ from fedtilt.parts import LAST_LAYER
 
 P = ParamSpec("P")
 PRESETS: dict[str, Callable[..., Method]] = {}
-_FIELDS = [field.name for field in fields(Method) if field.name not in ("name", "made")]
+_FIELDS = [field.name for field in fields(Method) if field.name not in ("name", "origin")]
 _ALL_TAKE = {
     "name": "the name of the method in the run",
     "**components": "any other component of `Method`: weighting, before, aggregator, …",
@@ -65,7 +65,7 @@ def preset(*parts: type[Component]) -> Callable[[Callable[P, Method]], Callable[
                     raise
                 raise InputError(f"method {name}: {error}") from None  # about a component
             arguments = {key: bound.arguments[key] for key in own} | dict(bound.arguments.get("components", {}))
-            return replace(method, made=Made(make, arguments, method.parts()))
+            return replace(method, origin=Origin(make, arguments, method.parts()))
 
         make.__doc__ = _docstring(inspect.cleandoc(function.__doc__ or ""), own, parts)
         PRESETS[function.__name__] = make
@@ -229,13 +229,13 @@ def local(
 
 @preset(Scaffold)
 def scaffold(*, name: str = "scaffold", **components: Any) -> Method:
-    """SCAFFOLD: FedAvg whose gradients are corrected by control variates, so that clients do not drift apart."""
+    """SCAFFOLD: FedAvg with gradients that control variates correct for client drift."""
     return compose(name, components, correction=Scaffold())
 
 
 @preset(FedDyn)
 def feddyn(alpha: float = 0.01, *, name: str = "feddyn", **components: Any) -> Method:
-    """FedDyn: a proximal term of weight `alpha` and a linear one, so that all clients agree on the optimum."""
+    """FedDyn: a proximal term of weight `alpha` and a linear one, under which all clients agree on the optimum."""
     return compose(name, components, correction=FedDyn(alpha))
 
 

@@ -3,7 +3,7 @@
 The neighbouring federations are those in which one client is replaced by any other: the number of clients is public. In
 every round the clients' updates are clipped, combined and hidden in Gaussian noise on the server (McMahan et al.,
 Learning Differentially Private Recurrent Language Models, ICLR 2018, arXiv 1710.06963; `gaussian_mechanism` has the
-mechanism, `privacy_accounting` the epsilon). What is covered, and what is not, is in docs/privacy.md.
+mechanism, `accounting` the epsilon). What is covered, and what is not, is in docs/privacy.md.
 """
 
 import math
@@ -17,7 +17,7 @@ from fedtilt.methods.weightings import Equal
 
 RANDOMNESS = ("seed", "secret")
 # parts of a method that change what a client trains, or what follows the noise; the others change the sensitivity
-_COVERED = ("name", "made", "objective", "personal", "prox", "lr", "optimizer")
+_COVERED = ("name", "origin", "objective", "personal", "prox", "lr", "optimizer")
 _WITH_REASON = ("weighting", "aggregator")  # see `check_method`
 
 
@@ -35,7 +35,7 @@ class Privacy:
     noise: float | None = setting(
         None,
         "the noise multiplier: the standard deviation of the noise on the mean of C updates is noise · clip / C; "
-        "default: chosen so that epsilon lasts for all rounds",
+        "default: chosen to make epsilon last for all rounds",
         gt=0,
         example=2.0,
     )

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedtilt.evaluation.comparison import Comparison, compare
 from fedtilt.evaluation.decision_metrics import METRICS
-from fedtilt.evaluation.gains import OUTCOMES, Gains, client_gains
+from fedtilt.evaluation.gains import Gains, client_gains
 from fedtilt.evaluation.intervals import bootstrap
 from fedtilt.evaluation.metrics_frame import with_targets
 from fedtilt.evaluation.predictions import CLIENT, Predictions
@@ -70,8 +70,7 @@ def _about_local(run: Run, best: str) -> list[str]:
     found = _comparison(run, best, "local")
     worse, lower = found.worse(), [name for name, value in found.clients.items() if value < 0]
     seed = f" in seed {run.compared[0].seed}" if len(run.compared) > 1 else ""
-    gains = gains_of(run, best, "local")
-    counts = ", ".join(f"{gains.count(outcome)} {outcome[:-1]}" for outcome in OUTCOMES)
+    counts = ", ".join(gains_of(run, best, "local").counts)
     shares = f"By the 95 % intervals of their own test samples{seed}: {counts}."
     if worse:
         return [sentence, f"Better off alone beyond chance{seed}: {_names(worse)}.", shares]

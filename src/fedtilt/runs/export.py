@@ -219,9 +219,7 @@ def write_onnx(
                 model, (example,), input_names=["input"], output_names=["output"], dynamic_shapes=(batch,),
                 verbose=False,
             )  # fmt: skip
-    except (
-        Exception
-    ) as error:  # of the exporter, or of the model, which may take whole numbers; they have no common class
+    except Exception as error:  # of the exporter or of the model: they have no common class
         why = str(error.__cause__ or error).strip().split("\n")[0]
         raise InputError(
             f"torch cannot write this model, for inputs of float32, as ONNX ({why}), so {path} was not written; export "

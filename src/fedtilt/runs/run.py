@@ -131,23 +131,11 @@ def train_to_end(
     callback: Callback,
 ) -> Result:
     """Train one seed from its last checkpoint, or from the start, to the last round."""
-    federation = prepared.federation
     for text in prepared.notices:
         callback.on_notice(text)
     state = recorder.begin(fingerprint, callback.on_notice)
     prepared, releases = _within_releases(prepared, recorder, 0 if state is None else state.round, callback.on_notice)
-    recorder.describe(
-        clients=federation.client_names,
-        group=federation.group,
-        classes=group_names(federation)[federation.group],
-        has_outliers=federation.has_outliers.nonzero()[:, 0].tolist(),
-        attackers=federation.attackers if isinstance(federation, AttackedFederation) else (),
-        left_out=federation.left_out,
-        about_data=federation.about_data,
-        constants=_constants(prepared),
-        model=_model_description(prepared),
-        backend=prepared.backend.describe(),
-    )
+    _describe(prepared, recorder)
     run_start = RunStart(
         seed=prepared.settings.seed,
         round=state.round if state else 0,
@@ -155,35 +143,17 @@ def train_to_end(
         settings=fingerprint,
         folder=recorder.folder.parent if isinstance(recorder, RunFolder) else None,
     )
-    screened: set[tuple[str, int]] = set()
-    groups = group_names(federation)
-
-    def record(r: Round) -> Summaries | None:
-        _notice_screened(r, screened, callback.on_notice)
-        if r.counts is None:
-            return None
-        summaries = metrics_by_method(r.counts, r.total, federation.has_outliers, r.privacy, groups, r.attack_success)
-        validation = metrics_by_method(r.validation, r.validation_total, federation.has_outliers, None, groups)
-        recorder.evaluations.record(r.number, summaries, r.counts, r.total, validation)
-        check.update(r.number, {name: found.evaluated for name, found in validation.items()})
-        return summaries
-
-    def on_round(r: Round, summaries: Summaries | None) -> bool:
-        requests.append(bool(callback.on_round(r, summaries)))
-        return summaries is not None and (any(requests) or check.is_over)
-
-    check, requests = StopCheck(prepared.settings.stop), list[bool]()  # of callbacks, to end the run
-    for round, found in recorder.evaluations.validations:
-        check.update(round, {name: metrics.evaluated for name, metrics in found.items()})
-    rounds = prepared.settings.rounds
+    trained, rounds = _TrainedRounds(prepared, recorder, callback), prepared.settings.rounds
+    check = trained.check
     if state is not None and (reason := recorder.end_reason(state.round, rounds)) is not None:
         callback.on_notice(reason)
     else:
         if not check.is_over:  # else the run was killed before it recorded its end
             with started(callback, run_start):
                 last = train_rounds(
-                    prepared, recorder, state, record=record, on_round=on_round, notice=callback.on_notice,
-                    checkpoint_seconds=checkpoint_seconds, kept_round=lambda: check.kept_round, releases=releases,
+                    prepared, recorder, state, record=trained.record, on_round=trained.report,
+                    kept_round=lambda: check.kept_round, notice=callback.on_notice,
+                    checkpoint_seconds=checkpoint_seconds, releases=releases,
                 )  # fmt: skip
             state = state if last is None else last.state
         assert state is not None  # there is at least one round, trained now or before
@@ -215,13 +185,63 @@ def _within_releases(
     return prepared._replace(settings=settings), releases
 
 
-def _notice_screened(round: Round, known: set[tuple[str, int]], notice: Notice) -> None:
-    """Name every client whose update stands out, the first time that it does."""
-    for method, reasons in round.screened.items():
-        for client, reason in sorted(reasons.items()):
-            if (method, client) not in known:
-                known.add((method, client))
-                notice(f"round {round.number}, method {method!r}: client {round.client_names[client]} {reason}")
+class _TrainedRounds:
+    """Records the rounds of a run one after the other, and says which one is the last."""
+
+    def __init__(self, prepared: PreparedRun, recorder: Recorder, callback: Callback) -> None:
+        self._has_outliers, self._groups = prepared.federation.has_outliers, group_names(prepared.federation)
+        self._evaluations, self._callback = recorder.evaluations, callback
+        self._screened: set[tuple[str, int]] = set()  # methods and clients that were named
+        self._is_asked_to_end = False  # by a callback
+        self.check = StopCheck(prepared.settings.stop)
+        for round, found in recorder.evaluations.validations:  # before a kill
+            self._check(round, found)
+
+    def record(self, r: Round) -> Summaries | None:
+        """Record the metrics of a round, if it was evaluated."""
+        self._name_screened(r)
+        if r.counts is None:
+            return None
+        has_outliers, groups = self._has_outliers, self._groups
+        summaries = metrics_by_method(r.counts, r.total, has_outliers, r.privacy, groups, r.attack_success)
+        validation = metrics_by_method(r.validation, r.validation_total, has_outliers, None, groups)
+        self._evaluations.record(r.number, summaries, r.counts, r.total, validation)
+        self._check(r.number, validation)
+        return summaries
+
+    def report(self, r: Round, summaries: Summaries | None) -> bool:
+        """Call the callbacks; whether the run ends with this round, which must be an evaluated one."""
+        self._is_asked_to_end |= bool(self._callback.on_round(r, summaries))
+        return summaries is not None and (self._is_asked_to_end or self.check.is_over)
+
+    def _check(self, round: int, validation: Summaries) -> None:
+        self.check.update(round, {name: found.evaluated for name, found in validation.items()})
+
+    def _name_screened(self, r: Round) -> None:
+        """Name every client whose update stands out, the first time that it does."""
+        for method, reasons in r.screened.items():
+            for client, reason in sorted(reasons.items()):
+                if (method, client) not in self._screened:
+                    self._screened.add((method, client))
+                    client_name = r.client_names[client]
+                    self._callback.on_notice(f"round {r.number}, method {method!r}: client {client_name} {reason}")
+
+
+def _describe(prepared: PreparedRun, recorder: Recorder) -> None:
+    """Record what readers of the run need besides its metrics: names, roles of clients, constants, the model."""
+    federation = prepared.federation
+    recorder.describe(
+        clients=federation.client_names,
+        group=federation.group,
+        classes=group_names(federation)[federation.group],
+        has_outliers=federation.has_outliers.nonzero()[:, 0].tolist(),
+        attackers=federation.attackers if isinstance(federation, AttackedFederation) else (),
+        left_out=federation.left_out,
+        about_data=federation.about_data,
+        constants=_constants(prepared),
+        model=_model_description(prepared),
+        backend=prepared.backend.describe(),
+    )
 
 
 def _constants(prepared: PreparedRun) -> dict[str, torch.Tensor]:

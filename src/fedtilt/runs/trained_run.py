@@ -45,9 +45,8 @@ class TrainedRun(NamedTuple):
     client_state: Callable[[str, int], ClientState]  # of a method and a client's number
     round: int
     evaluation: Callable[[str], Evaluation | None]  # of a method; None: the round was not evaluated
-    scores: Callable[[str], ConformityScores | None] = lambda _: (
-        None
-    )  # of a method on validation data; None: there are none
+    # of a method on validation data; None: there are none
+    scores: Callable[[str], ConformityScores | None] = lambda _: None
     thresholds: Mapping[str, Threshold] = MappingProxyType({})  # by method, chosen for the models after this round
     version: str = __version__  # of fedtilt, that trained it
     own_client: int | None = None  # of a site's folder: the site

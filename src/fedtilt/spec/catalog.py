@@ -77,7 +77,7 @@ def _described(kind: str, name: str, key: str, made: Callable[..., Any]) -> Entr
     settings = {
         setting: None if p.default is p.empty else p.default
         for setting, p in inspect.signature(made).parameters.items()
-        if setting not in ("name", "made") and p.kind is not p.VAR_KEYWORD
+        if setting not in ("name", "origin") and p.kind is not p.VAR_KEYWORD
     }
     return Entry(kind, name, key, _without_papers(text.split("\n")[0]).removesuffix("."), settings, _paper(text))
 

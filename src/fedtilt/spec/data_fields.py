@@ -27,7 +27,7 @@ class _DataSource:
     )
     labels: str | None = setting(
         None,
-        "the labels of CIFAR-N's annotators that training samples get, of which some are wrong; default: the true ones",
+        "the labels of CIFAR-N's annotators for the training samples, some of them wrong; default: the true ones",
         choices=_ANNOTATIONS,
         example="worse_label",
         only_with={"name": [entry.name for entry in CATALOG.values() if entry.annotations]},
@@ -81,7 +81,7 @@ class DataSpec(TableSettings, _DataSource):
     )
     exclude: str | None = setting(
         None,
-        "training samples to leave out, as fedtilt audit writes them; a path relative to the spec",
+        "training samples to exclude, as fedtilt audit writes them; a path relative to the spec",
         example="suspects.csv",
         allowed="a CSV file",
     )

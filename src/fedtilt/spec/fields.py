@@ -162,7 +162,7 @@ class Spec:
         values = {}
         for name, keys in TABLES.items():
             table = getattr(self, name)
-            decided = getattr(table, "left_out", ())
+            decided = getattr(table, "defaulted", ())
             for key, field in settings_of(keys).items():
                 value = default_of(field) if table is None else getattr(table, key)
                 values[f"{name}.{key}"] = None if key in decided else value

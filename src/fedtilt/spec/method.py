@@ -14,7 +14,7 @@ from fedtilt.methods import COMPONENTS, PRESETS, Method
 from fedtilt.toml_text import format_toml
 
 METHOD_FACTORIES: dict[str, Callable[..., Method]] = {**PRESETS, "custom": Method}
-COMPONENT_KEYS = tuple(each.name for each in fields(Method) if each.name not in ("name", "made"))
+COMPONENT_KEYS = tuple(each.name for each in fields(Method) if each.name not in ("name", "origin"))
 
 
 def preset_settings(preset: str) -> dict[str, inspect.Parameter]:
@@ -26,7 +26,7 @@ def preset_settings(preset: str) -> dict[str, inspect.Parameter]:
     own = {
         key: p
         for key, p in inspect.signature(METHOD_FACTORIES[preset]).parameters.items()
-        if key not in ("name", "made") and p.kind is not p.VAR_KEYWORD
+        if key not in ("name", "origin") and p.kind is not p.VAR_KEYWORD
     }
     components = inspect.signature(Method).parameters
     return own | {key: components[key] for key in COMPONENT_KEYS if key not in own}

@@ -29,7 +29,7 @@ _PATHS = (*(("data", key) for key in _DATA_PATHS), ("train", "init"))
 
 
 def builtin_names() -> list[str]:
-    """The specs that come with the package: files, and one for each federation that exists.
+    """The specs that come with the package: files, and one for each real-world federation.
 
     >>> builtin_names()[:6]
     ['cifar10', 'digits', 'fashion-mnist', 'mnist', 'toy', 'contraception']
@@ -39,7 +39,7 @@ def builtin_names() -> list[str]:
 
 
 def builtin_help() -> str:
-    """The built-in specs in a line, the federations that exist together."""
+    """The built-in specs in a line, the real-world federations together."""
     files = [name for name in builtin_names() if name not in FEDERATIONS]
     return f"{', '.join(files)} or a federation of `fedtilt data list`"
 

@@ -1,4 +1,4 @@
-"""Methods and settings to start from on a table of a given size, and the specs of the federations that exist."""
+"""Methods and settings to start from on a table of a given size, and the specs of the real-world federations."""
 
 import math
 from typing import Any
@@ -39,7 +39,7 @@ def starting_point(clients: int, rows: int, task: str = "classification") -> dic
 
 
 def federation_spec(name: str) -> dict[str, Any]:
-    """The built-in spec of a federation that exists, with local and pooled models beside the methods."""
+    """The built-in spec of a real-world federation, with local and pooled models beside the methods."""
     entry = CATALOG[name]
     assert entry.sites is not None
     raw = starting_point(entry.sites.clients, max(1, entry.train // entry.sites.clients))

@@ -32,7 +32,7 @@ def table_spec(
         target: the column of the labels, or of the numbers to predict
         client: the column of the clients; default: the rows are divided among a few simulated clients
         group: the columns of groups; default: FedTilt is fair to the classes
-        drop: columns to leave out
+        drop: columns to ignore
         schema: a schema file
         task: "classification" or "regression"; default: the schema's, else classification
         overrides: other keys of the table, such as "data.decimal=,"

@@ -29,7 +29,7 @@ class Check:
     damaged: list[str] = field(default_factory=list)  # a sentence each, which names the file
 
     @contextlib.contextmanager
-    def one(self) -> Iterator[None]:
+    def counted(self) -> Iterator[None]:
         """Count a file that is read in a `with` block, and note the error if it is damaged."""
         self.checked += 1
         try:
@@ -49,13 +49,13 @@ def check_run(folder: Path) -> list[Check]:
     def check(kind: str, costs: str) -> Check:
         return checks.setdefault(kind, Check(kind, costs))
 
-    with check("settings and records", _NEEDED).one():
+    with check("settings and records", _NEEDED).counted():
         read_record(folder)
     if (folder / "spec.toml").exists():
-        with check("settings and records", _NEEDED).one():
+        with check("settings and records", _NEEDED).counted():
             read_toml(folder / "spec.toml")
     for page in sorted(folder.glob("*.html")):
-        with check("pages", "nothing: fedtilt report writes it again").one():
+        with check("pages", "nothing: fedtilt report writes it again").counted():
             read_html(page)
     _check_json(folder, check)
     for seed in sorted(folder.glob("seed-*")):
@@ -70,27 +70,27 @@ def _check_json(folder: Path, check: Callable[[str, str], Check]) -> None:
         if path.name in ("run.json", "fingerprint.json"):
             continue
         kind = ("names and results", _WRITTEN_AGAIN) if path.name in _FROM_SPEC else ("settings and records", _NEEDED)
-        with check(*kind).one():
+        with check(*kind).counted():
             read_json(path)
 
 
 def _check_seed(folder: Path, check: Callable[[str, str], Check]) -> None:
     run_folder, methods = RunFolder(folder), list[str]()
-    with check("settings and records", _NEEDED).one():
+    with check("settings and records", _NEEDED).counted():
         methods += read_fingerprint(folder / "fingerprint.json")["methods"]
     for path in sorted(folder.glob("*.safetensors")):
-        with check("constants and predictions", _WRITTEN_AGAIN).one():
+        with check("constants and predictions", _WRITTEN_AGAIN).counted():
             read_tensors(path)
     if (baselines := baselines_folder(folder)).exists():
         again = check("baselines", _WRITTEN_AGAIN)
         _check_evaluations(Evaluations(baselines), (), again, again)
         for path in sorted(baselines.glob("*.safetensors")):
-            with again.one():
+            with again.counted():
                 read_tensors(path)
     metrics, counts = check("lines of metrics", _EVALUATION), check("counts", _EVALUATION)
     _check_evaluations(run_folder.evaluations, methods, metrics, counts)
     for round in run_folder.checkpoints.rounds():
-        with check("checkpoints", "rounds since the one before, trained again").one():
+        with check("checkpoints", "rounds since the one before, trained again").counted():
             state = run_folder.checkpoints.read(round)
             states = check("states of clients", "that client starts again from the shared model")
             states.checked += len(state.client_states)
@@ -106,5 +106,5 @@ def _check_evaluations(evaluations: Evaluations, methods: Sequence[str], metrics
     metrics.checked += sum(map(len, lines.rounds.values())) + len(lines.damaged)
     metrics.damaged += lines.damaged or evaluations.problems(lines, methods).values()
     for round in evaluations.counted_rounds():
-        with counts.one():
+        with counts.counted():
             evaluations.counts(round)

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import fmean, stdev
 from typing import Any
 
+from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.imports import import_extra
 from fedtilt.methods import Method
 from fedtilt.tuning.axes import Setting, format_setting, format_value
@@ -101,13 +101,11 @@ class Tuning:
                 for o in self.objectives
             ],
             "settings": settings,
-            "test": {name: {key: _over_seeds(v) for key, v in values.items()} for name, values in self.test.items()},
+            "test": {
+                name: {key: SeedValues(v).to_json() for key, v in values.items()} for name, values in self.test.items()
+            },
             "impossible": dict(self.impossible),
         }
-
-
-def _over_seeds(values: tuple[float, ...]) -> dict[str, Any]:
-    return {"mean": fmean(values), "std": stdev(values) if len(values) > 1 else None, "seeds": list(values)}
 
 
 def result_of(search: Search) -> Tuning:

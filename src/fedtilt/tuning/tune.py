@@ -56,7 +56,7 @@ def tune(
     settings: TrainSettings | None = None,
     **keywords: Any,
 ) -> Tuning:
-    """Search the settings of a method on validation data, and recommend one, or to keep the one it has.
+    """Search the settings of a method on validation data, and recommend one of them or the current one.
 
     Lists with at most `trials` combinations are a grid; otherwise Optuna samples `trials` settings. Settings train
     together. Weak ones are stopped early (successive halving). Test data is not used to choose.

@@ -1,4 +1,4 @@
-"""Federations that exist: what the catalogue says of every table is true of it, and a missing package is one line."""
+"""Real-world federations: what the catalogue says of every table is true of it, and a missing package is one line."""
 
 import sys
 import warnings

@@ -124,7 +124,7 @@ def test_lines_above_the_header_are_left_out_and_said(
     assert [c.name for c in data.schema.columns] == ["age", "extra"]
     assert table.reader.rows[0] == f"row {len(top) + 2}"
     text = describe_file(table.reader.tables[0])
-    assert f"{len(top)} line{'s' * (len(top) > 1)} above the header left out" in text
+    assert f"{len(top)} line{'s' * (len(top) > 1)} above the header skipped" in text
     with pytest.raises(InputError, match=rf"has 2 cells in row {len(top) + 4} but 3 columns; fix that row"):
         read(write(tmp_path, [*top, *plain[:3], separator.join("12"), *plain[3:]]))
     with pytest.raises(InputError, match=f"has '<5' in row {len(top) + 2}, column 'extra'"):

@@ -40,9 +40,9 @@ def load(
     """Read a data set of the catalogue.
 
     Args:
-        name: one of `names()`; `digits` and the toys need no files, federations that exist need the extra `federations`
+        name: one of `names()`; `digits` and the toys need no files, real-world federations need the extra `federations`
         folder: the data folder; default: FEDTILT_DATA, else ~/.cache/fedtilt
-        seed: the seed that generates a toy, or draws the test rows of a federation that exists; the others ignore it
+        seed: the seed that generates a toy, or draws the test rows of a real-world federation; the others ignore it
         labels: of CIFAR-10 and CIFAR-100: the labels of CIFAR-N's annotators that training samples get, such as
             "worse_label" or "noisy_label"; the true ones are known to `Federation.outlier_mask`; default: the true ones
 

@@ -64,7 +64,7 @@ class Entry:
     contents: tuple[Content, ...] = ()  # the uncompressed files
     folders: tuple[str, ...] = ()  # relative to the data folder, that may contain either
     annotations: Annotations | None = None  # other labels of the training samples, in a file of its own
-    sites: Sites | None = None  # of a federation that exists; None: the data set has to be divided among clients
+    sites: Sites | None = None  # of a real-world federation; None: the data set has to be divided among clients
 
 
 def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:

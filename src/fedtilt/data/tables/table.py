@@ -228,7 +228,7 @@ def _unlabelled(rows: LabelledRows, target: str | None) -> list[str]:
     """A sentence about the rows that were dropped because they have no label."""
     is_number = np.issubdtype(rows.labels.dtype, np.floating)
     dropped = int((np.isnan(rows.labels) if is_number else rows.labels < 0).sum())
-    return [f"{dropped:,} of {len(rows.labels):,} rows have no {target!r} and are left out"] if dropped else []
+    return [f"{dropped:,} of {len(rows.labels):,} rows have no {target!r} and are dropped"] if dropped else []
 
 
 def _without_rows(rows: LabelledRows, names: Sequence[str], title: str) -> list[str]:

@@ -76,7 +76,7 @@ class LocalCluster:
     # -- up and down -------------------------------------------------------------------------------------------------
 
     def up(self, *, timeout: float = 60, notice: Callable[[str], None] = lambda text: None) -> None:
-        """Start all processes and wait until all sites are connected, or not at all if the timeout is 0.
+        """Start all processes and wait until all sites are connected; with a timeout of 0, do not wait.
 
         Every site adds two seconds to the timeout: they share the cores of this machine.
         `notice` is called with one sentence if the start takes longer than usual.

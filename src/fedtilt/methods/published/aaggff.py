@@ -43,7 +43,9 @@ class AAggFF(Weighting):
     rule: ClassVar[str] = "aaggff"
     needs_losses: ClassVar[bool] = True
     scale: str = setting(
-        "device", "'device' for many clients of which few take part, 'silo' for few", choices=("device", "silo")
+        "device",
+        "'device' if few of many clients take part in a round, 'silo' for few clients",
+        choices=("device", "silo"),
     )
     response: str = setting("weibull", "distribution function of the losses", choices=RESPONSES)
 
@@ -92,5 +94,5 @@ class AAggFF(Weighting):
 
 @preset(AAggFF)
 def aaggff(scale: str = "device", response: str = "weibull", *, name: str = "aaggff", **components: Any) -> Method:
-    """AAggFF: FedAvg with weights of clients that the server learns online, so that none of them is left behind."""
+    """AAggFF: FedAvg with client weights that the server learns online, to leave no client behind."""
     return compose(name, components, weighting=AAggFF(scale=scale, response=response))

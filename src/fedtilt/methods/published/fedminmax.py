@@ -88,6 +88,6 @@ class FedMinMax(Training):
 def fedminmax(
     weights_lr: float = 0.01, groups: int | None = None, *, name: str = "fedminmax", **components: Any
 ) -> Method:
-    """FedMinMax: groups of samples count more the larger their risk is over all clients, so that the worst is best."""
+    """FedMinMax: groups of samples count more the larger their risk over all clients, for the best worst group."""
     components = {"weighting": "samples"} | components
     return compose(name, components, training=FedMinMax(lr=weights_lr, groups=groups))
