@@ -145,6 +145,31 @@ def test_values_that_overflow():
     assert torch.allclose(data.x_train[:, 2], data.x_train[:, 0])
 
 
+@pytest.mark.parametrize(
+    ("texts", "value", "other", "word"),
+    [
+        ([f"{n / 7:.2f}" if n % 3 else "<0.5" for n in range(200)], "0.14", "<0.5", "numbers"),
+        ([f"{n}" if n % 3 else f"{n}-" for n in range(1, 201)], "1", "3-", "numbers"),
+        ([f"{1 + n % 12}/{13 + n % 16}/{2000 + n // 80}" if n % 5 > 1 else f"{13 + n % 16}/1/{2000 + n // 60}"
+          for n in range(200)], "3/15/2000", "13/1/2000", "dates"),
+    ],
+)  # fmt: skip
+def test_numbers_and_dates_beside_text_are_not_taken_for_names_in_silence(texts, value, other, word):
+    (text,) = about(clean().assign(crp=texts))
+    assert text.startswith(f"column 'crp' has {word} such as {value!r} beside text such as {other!r}, and is ")
+    ids = [f"{n:05}" if n % 3 else f"P{n}" for n in range(200)]
+    (text,) = about(clean().assign(crp=ids))
+    assert text == "column 'crp' looks like an identifier and is dropped; add it to drop, or set its kind in a schema"
+
+
+def test_minus_one_beside_numbers_of_which_none_is_negative():
+    assert about(clean().assign(stay=[-1 if n % 8 == 0 else 3 + n % 40 for n in range(200)])) == [
+        "column 'stay' has -1 in 20 training rows, and all others are in 4 to 42; if it means unknown, set missing = "
+        "['-1']"
+    ]
+    assert about(clean().assign(stay=[n % 3 - 1 for n in range(200)])) == []
+
+
 def test_dates_that_can_be_read_in_two_ways():
     frame = clean().assign(when=[f"{1 + n % 12:02d}/{1 + n % 9:02d}/2026" for n in range(200)])
     (text,) = about(frame)

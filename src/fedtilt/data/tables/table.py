@@ -169,7 +169,7 @@ class Table:
             warnings=(
                 *_without_rows(rows, leave_out, reader.title),
                 *totals_warnings(reader, [reader.header[0], schema.target, schema.client]),
-                *dropped_columns(schema, self.schema),
+                *dropped_columns(reader, schema, self.schema),
                 *(text for column in schema.columns for text in found.get(column.name, [])),
             ),
             notes=(
