@@ -12,7 +12,7 @@ from fedtilt.data import Federation, Schema, table, transform
 from fedtilt.data.tables.merge import merge
 from fedtilt.data.tables.settings import TableSettings
 from fedtilt.data.tables.summary import SiteSummary
-from fedtilt.data.tables.table import open_table
+from fedtilt.data.tables.table import new_rows, open_table
 from fedtilt.data.tables.text_values import find_codes
 from fedtilt.data.tables.values import read_column
 from fedtilt.errors import InputError
@@ -346,6 +346,28 @@ def test_codes_are_read_only_where_they_are_certain():
     }.items():
         assert find_codes(np.sort([float(v) for v in [*others, *codes, *codes, *codes]])) == ()
     assert find_codes(np.array([-999.0, *map(float, usual)])) == ()  # in one row
+
+
+def test_a_bad_cell_among_new_rows_costs_its_row_alone():
+    rows = frame().assign(
+        ward=["Ja", "nein", "nein", "J"] * 30, when=[f"2026-01-{1 + n % 28:02}" for n in range(120)],
+        pay=["950", "1.200,5"] * 60,
+    )  # fmt: skip
+    data = table(rows, target="ill")
+    new = rows[:6].astype(str)
+    bad = {1: ("ward", "perhaps"), 2: ("age", "-999"), 3: ("when", "9999-12-31"), 4: ("pay", "1,2k")}
+    for row, (name, text) in bad.items():
+        new.loc[row, name] = text
+    found = new_rows(new, data)
+    assert {row: found.problems[row].split(" in column")[0] for row in found.problems} == {
+        row: repr(text) for row, (_, text) in bad.items()
+    }
+    assert torch.equal(found.x[[0, 5]], transform(rows.iloc[[0, 5]], like=data))
+    assert found.problems[2].endswith("and may mean unknown")
+    one = transform(rows.iloc[3:4], like=data)  # J alone
+    assert torch.equal(one, transform(rows.iloc[3:4].assign(ward="ja"), like=data))
+    as_read = table(rows, target="ill", find_missing=False)
+    assert torch.isfinite(transform(new.drop([1, 4]), like=as_read)).all()
 
 
 def test_words_for_unknown_beside_numbers_and_yes_and_no():

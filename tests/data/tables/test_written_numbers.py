@@ -210,6 +210,9 @@ def test_units(tmp_path):
         with pytest.raises(InputError, match=f"'9.*' in row ., column 'x', but the column has numbers in {unit} too"):
             table(write(tmp_path, {"x": cells}), target="y")
     assert numbers(write(tmp_path, {"x": ["1.2k", "3.4k"]}))[:2] == [1.2, 3.4]
+    thousands = table(tmp_path / "t.csv", target="y")
+    with pytest.raises(InputError, match="'950' in row 0, column 'x', but the column has numbers in k too"):
+        transform(pandas.DataFrame({"x": ["950", "870"]}), like=thousands)
     grades = table(write(tmp_path, {"x": ["1a", "1b", "2a"]}), target="y")
     assert grades.schema.column("x").kind == "category"
     rooms = [f"{100 + n}{'ABC'[n % 3]}" for n in range(30)]

@@ -27,6 +27,7 @@ from fedtilt.data.tables.text_values import (
     DECIMALS,
     MISSING_WORDS,
     SCALES,
+    YES_NO,
     DateTexts,
     NumberText,
     common_decimal,
@@ -128,9 +129,9 @@ class TextColumn:
         values = yes_no_values(self.present)
         if values is None and not required:
             return None
-        if values is None:
-            numbers = {text: parse_number(text).point for text in self.present}
-            values = {text: number for text, number in numbers.items() if number in (0, 1)}
+        if values is None:  # a word that is neither costs its own rows alone
+            found = {text: YES_NO.get(text.casefold(), parse_number(text).point) for text in self.present}
+            values = {text: value for text, value in found.items() if value in (0, 1)}
         if len(values) < len(self.present):
             words = "yes and no, ja and nein, true and false, y and n, or t and f"
             raise self._bad(lambda text: text not in values, f"yes/no columns have two words: {words}")
@@ -165,10 +166,14 @@ class TextColumn:
                 f"the column has numbers in {units[usual]} too", "convert them to one unit, or drop the column",
             )  # fmt: skip
         unit = next(iter(units.values()), None)
-        bare = {text for text, each in parsed.items() if each.is_number and not each.unit and each.point != 0}
-        if unit is not None and unit.casefold() in SCALES and bare:
-            remedy = "write all of them out, or drop the column"
-            raise self._bad(bare.__contains__, f"the column has numbers in {unit} too", remedy)
+        if unit is not None and unit.casefold() in SCALES:
+            is_usual = known is not None and known.unit is None  # that there is no unit
+            bad = {
+                text for text, each in parsed.items() if each.is_number and bool(each.unit) is is_usual and each.point
+            }
+            if bad:
+                rule = f"the column has numbers {'without a unit' if is_usual else f'in {unit} too'}"
+                raise self._bad(bad.__contains__, rule, "write all of them out, or drop the column")
         if failed:
             raise self._bad(failed.__contains__, "the column has numbers")
         decimals = [self._decimal(file, parsed, known) for file in self.files]

@@ -269,7 +269,7 @@ def _parse_date(text: str, date_format: str) -> datetime:
 
 _YES, _NO = ("yes", "y", "ja", "j", "oui", "true", "t", "wahr"), ("no", "n", "nein", "non", "false", "f", "falsch")
 _DIGITS = {"0", "1"}
-_YES_NO = dict.fromkeys((*_YES, "1"), 1.0) | dict.fromkeys((*_NO, "0"), 0.0)
+YES_NO = dict.fromkeys((*_YES, "1"), 1.0) | dict.fromkeys((*_NO, "0"), 0.0)
 _ONE_LANGUAGE = ({"yes", "no", "y", "n"}, {"ja", "nein", "j", "n"}, {"true", "false", "t", "f"})
 
 
@@ -287,14 +287,14 @@ def yes_no_values(texts: Iterable[str]) -> dict[str, float] | None:
     words: dict[str, str] = {}
     for text in texts:
         words[text] = text.casefold()
-        if words[text] not in _YES_NO:
+        if words[text] not in YES_NO:
             return None
     distinct = {*words.values()} - _DIGITS
-    if _DIGITS & {*words} and len({_YES_NO[word] for word in distinct}) < 2:
+    if _DIGITS & {*words} and len({YES_NO[word] for word in distinct}) < 2:
         return None
     letters = {word for word in distinct if len(word) == 1} if len(distinct) > 1 else distinct - {"y", "n"}
     alone = [x for x in letters if not any(x in family and len(family & distinct) > 1 for family in _ONE_LANGUAGE)]
-    return None if any(len(word) == 1 for word in alone) else {text: _YES_NO[word] for text, word in words.items()}
+    return None if any(len(word) == 1 for word in alone) else {text: YES_NO[word] for text, word in words.items()}
 
 
 MISSING_WORDS = ("", "-", "--", ".", "?", "#n/a", "#na", "-nan", "<na>", "n/a", "na", "nan", "none", "null")
