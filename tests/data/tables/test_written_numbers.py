@@ -213,6 +213,8 @@ def test_units(tmp_path):
     thousands = table(tmp_path / "t.csv", target="y")
     with pytest.raises(InputError, match="'950' in row 0, column 'x', but the column has numbers in k too"):
         transform(pandas.DataFrame({"x": ["950", "870"]}), like=thousands)
+    with pytest.raises(InputError, match="'1 €' in row 3, column 'x', but the column has numbers in \\$ too"):
+        table(write(tmp_path, {"x": [f"{n} €" if n % 3 == 1 else f"${n}" for n in range(60)]}), target="y")
     grades = table(write(tmp_path, {"x": ["1a", "1b", "2a"]}), target="y")
     assert grades.schema.column("x").kind == "category"
     rooms = [f"{100 + n}{'ABC'[n % 3]}" for n in range(30)]

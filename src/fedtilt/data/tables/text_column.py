@@ -158,7 +158,9 @@ class TextColumn:
             units[known.unit.casefold()] = known.unit
             found[known.unit.casefold()] = 1 + found.total()  # it goes first
         if len(units) > 1:
-            if known is None and (len(self.present) <= MAX_CATEGORIES or min(map(len, units)) < 2):
+            if known is None and (
+                len(self.present) <= MAX_CATEGORIES or any(len(u) < 2 and u.isalpha() for u in units)
+            ):
                 return None  # such as 1a, 2b
             usual = max(units, key=lambda unit: found[unit])
             raise self._bad(
