@@ -192,7 +192,8 @@ def read_dates(
     formats, doubts = list(_FORMATS) if known is None else [*dict.fromkeys((*known.split(BETWEEN), *_ISO))], []
     for mark, month_first in _MONTH_FIRST.items():
         day_first = _DAY_FIRST[mark]
-        if (lead := _days_in_front(texts, mark)) is None:
+        if (lead := _days_in_front(texts, mark)) is None:  # no text is written so
+            formats = [each for each in formats if each not in (*month_first, *day_first)]
             continue
         lead = lead or _days_in_front(others(), mark) or 0
         is_day = lead > 0 or (lead == 0 and mark == "-")  # month-day-year is rare
