@@ -1,5 +1,6 @@
 """Warnings as a careful colleague would give them: one test each, and how they are emitted."""
 
+import re
 import warnings
 from dataclasses import replace
 
@@ -168,6 +169,26 @@ def test_minus_one_beside_numbers_of_which_none_is_negative():
         "['-1']"
     ]
     assert about(clean().assign(stay=[n % 3 - 1 for n in range(200)])) == []
+
+
+def test_numbers_to_predict_that_may_mean_unknown():
+    stays = [-999 if n % 8 == 0 else 3 + n % 40 for n in range(200)]
+    (text,) = about(clean().assign(y=stays), task="regression")
+    assert re.fullmatch(
+        r"target 'y' has -999 in \d+ training rows, and all others are in \d to 42; if it means unknown, set missing = "
+        r"\['-999'\] and drop_unlabelled = true",
+        text,
+    )
+    data = table(clean().assign(y=stays), target="y", task="regression", missing=["-999"], drop_unlabelled=True)
+    assert (len(data.y_train) + len(data.y_test), float(data.y_train.min()) > 0) == (175, True)
+
+
+def test_numbers_that_look_like_months():
+    (text,) = about(clean().assign(when=[f"{1 + n % 12}.{2019 + n % 7}" for n in range(200)]), decimal=".")
+    assert text == (
+        "column 'when' has numbers such as 3.2026, which look like months; write them as dates, such as 2026-03-01"
+    )
+    assert about(clean().assign(when=[1 + n % 12 + (n % 7) / 10 for n in range(200)])) == []
 
 
 def test_dates_that_can_be_read_in_two_ways():

@@ -143,6 +143,8 @@ def _problems(
             f"has {codes} in several rows, far outside its other {kinds}, which count as missing; set find_missing = "
             f"false if they are {kinds}"
         )
+    if column.kind == "number" and _are_months(cells.values[train]):  # type: ignore[index]
+        yield "has numbers such as 3.2026, which look like months; write them as dates, such as 2026-03-01"
     if column.kind in ("number", "date"):
         yield from _sentinels(cells.values[train], column.kind)  # type: ignore[index]
     if similar := similar_names(cells.names if column.kind == "category" else ()):
@@ -179,6 +181,19 @@ def _sentinels(values: np.ndarray, kind: str) -> Iterator[str]:
                 f"has {text} in {count} training rows, and all others are in {first} to {last}; if it means unknown, "
                 f"set missing = ['{text}']" + (", written as in the file" if kind == "date" else "")
             )
+
+
+def target_warnings(target: str | None, values: np.ndarray) -> list[str]:
+    """One sentence per number of the target that may mean unknown."""
+    return [f"target {target!r} {text} and drop_unlabelled = true" for text in _sentinels(values, "number")]
+
+
+def _are_months(values: np.ndarray) -> bool:
+    """Whether all numbers are a month and a year, such as 3.2026."""
+    present = values[~np.isnan(values)]
+    months, years = np.floor(present), np.round(present % 1 * 10_000)
+    is_month = (months >= 1) & (months <= 12) & (years >= 1900) & (years < 2100)
+    return len(present) >= _MIN_ROWS and bool((is_month & np.isclose(months + years / 10_000, present)).all())
 
 
 def _beside_yes_and_no(names: Sequence[str]) -> list[str]:

@@ -14,7 +14,13 @@ from fedtilt.data.dataset import Dataset, split_dataset
 from fedtilt.data.inputs import Inputs
 from fedtilt.data.sampling import positions_by_number
 from fedtilt.data.tables.cells import BadCells, ColumnValues, SchemaMismatch
-from fedtilt.data.tables.describe import column_warnings, describe_file, dropped_columns, totals_warnings
+from fedtilt.data.tables.describe import (
+    column_warnings,
+    describe_file,
+    dropped_columns,
+    target_warnings,
+    totals_warnings,
+)
 from fedtilt.data.tables.encoding import encode
 from fedtilt.data.tables.merge import merge
 from fedtilt.data.tables.reader import Source, TableReader, open_reader
@@ -187,6 +193,7 @@ class Table:
                 *_without_rows(rows, leave_out, reader.title),
                 *totals_warnings(reader, [reader.header[0], schema.target, schema.client]),
                 *dropped_columns(reader, schema, self.schema),
+                *(target_warnings(schema.target, rows.labels[rows.train]) if schema.is_regression else ()),
                 *(text for column in schema.columns for text in found.get(column.name, [])),
             ),
             notes=(
