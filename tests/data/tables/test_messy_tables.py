@@ -370,6 +370,22 @@ def test_a_bad_cell_among_new_rows_costs_its_row_alone():
     assert torch.isfinite(transform(new.drop([1, 4]), like=as_read)).all()
 
 
+def test_columns_of_different_units_are_not_renamed_to_one_in_silence():
+    units = {"north": "Glukose [mg/dl]", "south": "glucose (mmol/l)"}
+    parts = {name: frame(seed=n).rename(columns={"dose": unit}) for n, (name, unit) in enumerate(units.items())}
+    data = table(parts, target="ill", rename=dict.fromkeys(units.values(), "glucose"))
+    assert data.warnings[0] == (
+        "column 'glucose' has numbers of 'Glukose [mg/dl]' and 'glucose (mmol/l)', whose units differ; renaming "
+        "converts nothing: convert one of them"
+    )
+    for one, other in (("Glukose [mg/dl]", "glucose (MG/DL)"), ("Diagnose (Schlüssel)", "code (ICD)")):
+        parts = {
+            name: frame(seed=n).rename(columns={"dose": old})
+            for n, (name, old) in enumerate({"a": one, "b": other}.items())
+        }
+        assert table(parts, target="ill", rename={one: "x", other: "x"}).warnings == ()
+
+
 def test_words_for_unknown_beside_numbers_and_yes_and_no():
     rows = frame().assign(
         age=["unknown" if n % 4 == 0 else str(n % 50) for n in range(120)],

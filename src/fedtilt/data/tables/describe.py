@@ -111,6 +111,7 @@ _SENTINEL = re.compile(r"-?9{2,}(\.9+)?|-?8{3,}|-?7{3,}|-[1789]")
 _MIN_HIGH = 10  # of numbers beside which one below 0 is suspicious; −1, 0 and 1 are not
 _LOOKED_AT = 1000  # rows
 _MIN_VALUES = 10  # different numbers or dates
+_UNIT_IN_NAME = re.compile(r"[\[(]([^\])]*[/%°][^\])]*|[kmµ]?(?:g|m|l|mol)|[cm]m)[\])]$")
 _IDENTIFIER = re.compile(r"(^|[\W_])(id|key|index|uuid|nr|no|number)$|^unnamed: 0$|^$", re.IGNORECASE)
 
 
@@ -252,6 +253,21 @@ def totals_warnings(reader: TableReader, columns: Sequence[str | None]) -> list[
             if last is not None and last.strip(" :").casefold() in _TOTALS:
                 found[row] = f"{reader.rows[row]} may have totals: {last!r} in column {name!r}; if so, delete it"
     return list(found.values())
+
+
+def renamed_units(reader: TableReader) -> list[str]:
+    """A warning about each column to which files rename columns of different units, as in `Glucose (mg/dl)`."""
+    found: dict[str, dict[str, str]] = {}  # column → unit → a name with it
+    for old, new in reader.files.rename.items():
+        for name in (old, new):
+            if unit := _UNIT_IN_NAME.search(name):
+                found.setdefault(new, {}).setdefault(unit[1].casefold(), name)
+    return [
+        f"column {new!r} has numbers of {' and '.join(map(repr, units.values()))}, whose units differ; renaming "
+        "converts nothing: convert one of them"
+        for new, units in found.items()
+        if len(units) > 1
+    ]
 
 
 def _is_constant(column: Column) -> bool:

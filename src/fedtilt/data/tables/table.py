@@ -18,6 +18,7 @@ from fedtilt.data.tables.describe import (
     column_warnings,
     describe_file,
     dropped_columns,
+    renamed_units,
     target_warnings,
     totals_warnings,
 )
@@ -191,6 +192,7 @@ class Table:
             row_names=reader.rows,
             warnings=(
                 *_without_rows(rows, leave_out, reader.title),
+                *renamed_units(reader),
                 *totals_warnings(reader, [reader.header[0], schema.target, schema.client]),
                 *dropped_columns(reader, schema, self.schema),
                 *(target_warnings(schema.target, rows.labels[rows.train]) if schema.is_regression else ()),
