@@ -1,5 +1,6 @@
 """Warnings as a careful colleague would give them: one test each, and how they are emitted."""
 
+import re
 import warnings
 from dataclasses import replace
 
@@ -143,6 +144,51 @@ def test_values_that_overflow():
     data = table(frame, target="y")
     assert about(frame) == []
     assert torch.allclose(data.x_train[:, 2], data.x_train[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("texts", "value", "other", "word"),
+    [
+        ([f"{n / 7:.2f}" if n % 3 else "<0.5" for n in range(200)], "0.14", "<0.5", "numbers"),
+        ([f"{n}" if n % 3 else f"{n}-" for n in range(1, 201)], "1", "3-", "numbers"),
+        ([f"{1 + n % 12}/{13 + n % 16}/{2000 + n // 80}" if n % 5 > 1 else f"{13 + n % 16}/1/{2000 + n // 60}"
+          for n in range(200)], "3/15/2000", "13/1/2000", "dates"),
+    ],
+)  # fmt: skip
+def test_numbers_and_dates_beside_text_are_not_taken_for_names_in_silence(texts, value, other, word):
+    (text,) = about(clean().assign(crp=texts))
+    assert text.startswith(f"column 'crp' has {word} such as {value!r} beside text such as {other!r}, and is ")
+    ids = [f"{n:05}" if n % 3 else f"P{n}" for n in range(200)]
+    (text,) = about(clean().assign(crp=ids))
+    assert text == "column 'crp' looks like an identifier and is dropped; add it to drop, or set its kind in a schema"
+
+
+def test_minus_one_beside_numbers_of_which_none_is_negative():
+    assert about(clean().assign(stay=[-1 if n % 8 == 0 else 3 + n % 40 for n in range(200)])) == [
+        "column 'stay' has -1 in 20 training rows, and all others are in 4 to 42; if it means unknown, set missing = "
+        "['-1']"
+    ]
+    assert about(clean().assign(stay=[n % 3 - 1 for n in range(200)])) == []
+
+
+def test_numbers_to_predict_that_may_mean_unknown():
+    stays = [-999 if n % 8 == 0 else 3 + n % 40 for n in range(200)]
+    (text,) = about(clean().assign(y=stays), task="regression")
+    assert re.fullmatch(
+        r"target 'y' has -999 in \d+ training rows, and all others are in \d to 42; if it means unknown, set missing = "
+        r"\['-999'\] and drop_unlabelled = true",
+        text,
+    )
+    data = table(clean().assign(y=stays), target="y", task="regression", missing=["-999"], drop_unlabelled=True)
+    assert (len(data.y_train) + len(data.y_test), float(data.y_train.min()) > 0) == (175, True)
+
+
+def test_numbers_that_look_like_months():
+    (text,) = about(clean().assign(when=[f"{1 + n % 12}.{2019 + n % 7}" for n in range(200)]), decimal=".")
+    assert text == (
+        "column 'when' has numbers such as 3.2026, which look like months; write them as dates, such as 2026-03-01"
+    )
+    assert about(clean().assign(when=[1 + n % 12 + (n % 7) / 10 for n in range(200)])) == []
 
 
 def test_dates_that_can_be_read_in_two_ways():

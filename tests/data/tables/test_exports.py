@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedtilt.data.tables.describe import describe_file
+from fedtilt.data.tables.reader import original_rows
 from fedtilt.data.tables.settings import TableSettings
 from fedtilt.data.tables.table import new_rows, open_table
 from fedtilt.data.tables.values import read_column
@@ -51,6 +52,9 @@ NUMBERS = {
     "debts": ([f'"-${1 + i % 3},{i % 10}00.50"' for i in range(ROWS)], ",", "negative", "$"),
     "times": (
         [f"{i % 24:02}:{15 * (i % 4):02}" for i in range(ROWS)], ",", [i % 24 + i % 4 / 4 for i in range(ROWS)], None,
+    ),
+    "times of one digit": (
+        [f"{i % 24}:{15 * (i % 4):02}" for i in range(ROWS)], ",", [i % 24 + i % 4 / 4 for i in range(ROWS)], None,
     ),
     "padded to two digits": ([f"{i % 12:02}" for i in range(ROWS)], ",", [i % 12 for i in range(ROWS)], None),
 }  # fmt: skip
@@ -111,7 +115,8 @@ def test_numbers_with_more_digits_than_a_float_are_names(first: int, tmp_path: P
         assert open_table(frame, TableSettings(target="ill")).to_dataset().schema.column("extra") == known
 
 
-TOPS = [(["# exported by hand"], ","), (["#a", "# b, c"], ","), (["sep=;"], ";"), (["sep=;", "# x"], ";")]
+TOPS = [(["# exported by hand"], ","), (["#a", "# b, c"], ","), (["sep=;"], ";"), (["sep=;", "# x"], ";"),
+        (["Patients of 2026"], ","), (["Patients, 2026;;", "", ";;"], ";"), ([""], ";")]  # fmt: skip
 
 
 @pytest.mark.parametrize("bom", [False, True])
@@ -123,12 +128,50 @@ def test_lines_above_the_header_are_left_out_and_said(
     table, data = read(write(tmp_path, [*top, *plain], newline="\r\n", bom=bom))
     assert [c.name for c in data.schema.columns] == ["age", "extra"]
     assert table.reader.rows[0] == f"row {len(top) + 2}"
+    row = int(data.rows_train[5])
+    assert original_rows(data, [5]) == {5: {"age": str(AGES[row]), "ill": LABELS[row], "extra": str(row % 7)}}
     text = describe_file(table.reader.tables[0])
     assert f"{len(top)} line{'s' * (len(top) > 1)} above the header skipped" in text
     with pytest.raises(InputError, match=rf"has 2 cells in row {len(top) + 4} but 3 columns; fix that row"):
         read(write(tmp_path, [*top, *plain[:3], separator.join("12"), *plain[3:]]))
     with pytest.raises(InputError, match=f"has '<5' in row {len(top) + 2}, column 'extra'"):
         read(write(tmp_path, [*top, *lines_of(["<5", *["7"] * (ROWS - 1)], separator)], bom=bom))
+
+
+def test_one_column_has_no_title(tmp_path: Path) -> None:
+    data = read(write(tmp_path, lines_of(["1,5", "2,25"] * (ROWS // 2), ";")))[1]
+    extra = data.schema.with_columns([data.schema.columns[1]])
+    x = new_rows(write(tmp_path, ["extra", '"1,5"', '"2,25"']), extra).x
+    assert x[:, 0].tolist() == pytest.approx(
+        [(v - extra.columns[0].mean) / extra.columns[0].deviation for v in (1.5, 2.25)]
+    )
+
+
+def test_lines_that_end_as_on_old_macs(tmp_path: Path) -> None:
+    plain = lines_of([f"{i % 7}.5" for i in range(ROWS)])
+    expected = read(write(tmp_path, plain))[1]
+    assert torch.equal(read(write(tmp_path, plain, newline="\r"))[1].x_train, expected.x_train)
+
+
+@pytest.mark.parametrize("kind", ["xlsx", "frame"])
+def test_numbers_beside_numbers_as_text_are_what_they_are(kind: str, tmp_path: Path) -> None:
+    def found(cells: list[object]) -> list[float]:
+        frame = pandas.DataFrame({"age": AGES, "ill": LABELS, "extra": (cells * ROWS)[:ROWS]})
+        if kind == "xlsx":
+            pytest.importorskip("openpyxl")
+            frame.to_excel(tmp_path / "t.xlsx", index=False, startrow=2)  # below a title
+            table = open_table(tmp_path / "t.xlsx", TableSettings(target="ill"))
+            assert table.reader.rows[0] == "row 4"
+        else:
+            table = open_table(frame, TableSettings(target="ill"))
+        return read_column(table.reader, "extra").values[: len(cells)].tolist()
+
+    assert found([2.234, "1,5", -0.125]) == [2.234, 1.5, -0.125]  # a decimal comma does not make it 2234
+    assert found([1234.5, "1.200,5"]) == [1234.5, 1200.5]
+    assert found([2.234, "5 mg"]) == [2.234, 5.0]
+    assert np.isnan(found(["#DIV/0!", 2.234])).tolist() == [True, False]
+    with pytest.raises(InputError, match="'1.200' in row .*, column 'extra', but it can be 1.2 or 1200"):
+        found([950.5, "1.200"])  # 950.5 is no text: it says nothing about marks
 
 
 def test_a_header_that_begins_with_a_number_sign_is_one(tmp_path: Path) -> None:
@@ -144,10 +187,10 @@ def test_cells_with_bars_between_them(tmp_path: Path) -> None:
 
 PLAIN = lines_of([str(i % 7) for i in range(ROWS)])
 BROKEN = {
-    "if row 1 ('Patients of 2026') is a title, delete what is above the header": ["Patients of 2026", *PLAIN],
+    "if row 1 ('Patients') is a title, delete what is above the header": ["Patients", "63,1", *PLAIN],
     "its last cell is empty: end the header with ',' too": [PLAIN[0], *(f"{line}," for line in PLAIN[1:])],
     "has the column 'age' twice; rename one of them": [PLAIN[0].replace("extra", "age"), *PLAIN[1:]],
-    "has 2 columns without a name; name them, or delete what is above the header": ["Patients,,", *PLAIN],
+    "has 2 columns without a name; name them, or delete what is above the header": ["Patients,,", "63,1,yes", *PLAIN],
 }
 
 

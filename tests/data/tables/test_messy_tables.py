@@ -11,8 +11,10 @@ import torch
 from fedtilt.data import Federation, Schema, table, transform
 from fedtilt.data.tables.merge import merge
 from fedtilt.data.tables.settings import TableSettings
-from fedtilt.data.tables.table import open_table
+from fedtilt.data.tables.summary import SiteSummary
+from fedtilt.data.tables.table import new_rows, open_table
 from fedtilt.data.tables.text_values import find_codes
+from fedtilt.data.tables.values import read_column
 from fedtilt.errors import InputError
 
 pandas = pytest.importorskip("pandas")
@@ -150,6 +152,82 @@ def test_dates_in_several_formats(tmp_path):
     assert torch.equal(both.x_train, same.x_train)
 
 
+def days_of(texts, **others):
+    """The dates that a column of texts is read as, in ISO's way, and the warnings about them."""
+    rows = frame().assign(when=(list(texts) * 120)[:120], **others)
+    data = table(rows, target="ill")
+    found = read_column(open_table(rows, TableSettings(target="ill")).reader, "when", data.schema.column("when"))
+    assert found.kind == "date"
+    days = [None if math.isnan(day) else str(np.datetime64(math.floor(day), "D")) for day in found.values]
+    again = transform(rows, like=Schema.from_json(data.schema.to_json()))
+    assert torch.equal(again[data.rows_train], data.x_train)
+    return days[: len(texts)], [text for text in about(data) if "'when' has" in text]
+
+
+@pytest.mark.parametrize(
+    ("written", "dates"),
+    [
+        (["20260131", "20251224"], ["2026-01-31", "2025-12-24"]),
+        ([20260131, 20251224], ["2026-01-31", "2025-12-24"]),  # whole numbers
+        (["31/01/26", "24/12/25"], ["2026-01-31", "2025-12-24"]),
+        (["01-31-2026", "12-24-2025"], ["2026-01-31", "2025-12-24"]),
+        (["31-01-2026", "24-12-2025"], ["2026-01-31", "2025-12-24"]),
+        (["31/01/2026 23:15:00", "24/12/2025 08:00:00"], ["2026-01-31", "2025-12-24"]),
+        (["01/31/2026 11:15 PM", "12/24/2025 8:00 AM"], ["2026-01-31", "2025-12-24"]),
+        (["31-JAN-26", "24-DEC-25"], ["2026-01-31", "2025-12-24"]),
+        (["2026.01.31", "2025.12.24"], ["2026-01-31", "2025-12-24"]),
+        (["2026-01-31T23:15:00.123Z", "unknown", "2025-12-24 00:30:00+01:00"], ["2026-01-31", None, "2025-12-23"]),
+        (["31.01.2026", "00.00.0000", "24.12.2025"], ["2026-01-31", None, "2025-12-24"]),
+        (["12.05.45", "31.01.99"], ["1945-05-12", "1999-01-31"]),  # births, not of 2045
+    ],
+)
+def test_dates_as_databases_write_them(written, dates):
+    assert days_of(written) == (dates, [])
+
+
+def test_years_of_two_digits_in_two_centuries_are_pointed_out():
+    assert days_of(["12.05.45", "31.01.07"]) == (
+        ["1945-05-12", "2007-01-31"],
+        ["column 'when' has years of two digits, which are read as 1930 to 2029; write four digits if some are others"],
+    )
+
+
+def test_other_columns_of_a_file_tell_month_and_day():
+    clear = (["31/01/2026", "24/12/2025"] * 60, ["01/31/2026", "12/24/2025"] * 60)
+    assert days_of(["03/04/2026", "05/06/2026"], born=clear[0]) == (["2026-04-03", "2026-06-05"], [])
+    assert days_of(["03/04/2026", "05/06/2026"], born=clear[1]) == (["2026-03-04", "2026-05-06"], [])
+    for written, expected in (("03/04/2026", "2026-03-04"), ("03-04-2026", "2026-04-03")):
+        dates, (warning,) = days_of([written, written[:-1] + "5"])
+        assert dates[0] == expected
+        assert "can be month/day or day/month; they are read as" in warning
+
+
+@pytest.mark.parametrize("code", ["9999-12-31", "2999-12-31", "1900-01-01"])
+def test_dates_that_stand_for_none(code):
+    days = [f"2026-{1 + n % 12:02}-{1 + n % 28:02}" for n in range(119)]
+    written = [code if n % 7 == 0 else day for n, day in enumerate(days)]
+    found, warnings_ = days_of([*written, days[0]])
+    assert found == [None if n % 7 == 0 else day for n, day in enumerate(days)] + [days[0]]
+    assert warnings_ == [
+        f"column 'when' has {code} in several rows, far outside its other dates, which count as missing; set "
+        "find_missing = false if they are dates"
+    ]
+    rows = frame().assign(when=[*written, days[0]])
+    by_hand = table(rows, target="ill", missing=[code])
+    assert torch.equal(table(rows, target="ill").x_train, by_hand.x_train)
+    one = table(frame().assign(when=[code, *days]), target="ill")
+    (text,) = [text for text in about(one) if "'when'" in text] or [""]
+    assert text.startswith(f"column 'when' has {code} in 1 training rows") or 0 not in one.rows_train
+    sites = [part.assign(when=written[:60]) for part in (rows[:60], rows[60:])]
+    opened = [open_table(part, TableSettings(target="ill"), site=n) for n, part in enumerate(sites)]
+    summaries = [SiteSummary.from_json(site.site_summary(None, 0).to_json()) for site in opened]
+    assert merge(summaries, opened[0].schema).column("when").missing == by_day(code)
+
+
+def by_day(text):
+    return ((np.datetime64(text) - np.datetime64("1970-01-01")).astype(float),)
+
+
 def test_unlabelled_rows():
     whole = frame()
     unlabelled = pandas.concat([whole, frame(30, 1).assign(ill=[None, "", "?"] * 10)]).reset_index(drop=True)
@@ -268,6 +346,44 @@ def test_codes_are_read_only_where_they_are_certain():
     }.items():
         assert find_codes(np.sort([float(v) for v in [*others, *codes, *codes, *codes]])) == ()
     assert find_codes(np.array([-999.0, *map(float, usual)])) == ()  # in one row
+
+
+def test_a_bad_cell_among_new_rows_costs_its_row_alone():
+    rows = frame().assign(
+        ward=["Ja", "nein", "nein", "J"] * 30, when=[f"2026-01-{1 + n % 28:02}" for n in range(120)],
+        pay=["950", "1.200,5"] * 60,
+    )  # fmt: skip
+    data = table(rows, target="ill")
+    new = rows[:6].astype(str)
+    bad = {1: ("ward", "perhaps"), 2: ("age", "-999"), 3: ("when", "9999-12-31"), 4: ("pay", "1,2k")}
+    for row, (name, text) in bad.items():
+        new.loc[row, name] = text
+    found = new_rows(new, data)
+    assert {row: found.problems[row].split(" in column")[0] for row in found.problems} == {
+        row: repr(text) for row, (_, text) in bad.items()
+    }
+    assert torch.equal(found.x[[0, 5]], transform(rows.iloc[[0, 5]], like=data))
+    assert found.problems[2].endswith("and may mean unknown")
+    one = transform(rows.iloc[3:4], like=data)  # J alone
+    assert torch.equal(one, transform(rows.iloc[3:4].assign(ward="ja"), like=data))
+    as_read = table(rows, target="ill", find_missing=False)
+    assert torch.isfinite(transform(new.drop([1, 4]), like=as_read)).all()
+
+
+def test_columns_of_different_units_are_not_renamed_to_one_in_silence():
+    units = {"north": "Glukose [mg/dl]", "south": "glucose (mmol/l)"}
+    parts = {name: frame(seed=n).rename(columns={"dose": unit}) for n, (name, unit) in enumerate(units.items())}
+    data = table(parts, target="ill", rename=dict.fromkeys(units.values(), "glucose"))
+    assert data.warnings[0] == (
+        "column 'glucose' has numbers of 'Glukose [mg/dl]' and 'glucose (mmol/l)', whose units differ; renaming "
+        "converts nothing: convert one of them"
+    )
+    for one, other in (("Glukose [mg/dl]", "glucose (MG/DL)"), ("Diagnose (Schlüssel)", "code (ICD)")):
+        parts = {
+            name: frame(seed=n).rename(columns={"dose": old})
+            for n, (name, old) in enumerate({"a": one, "b": other}.items())
+        }
+        assert table(parts, target="ill", rename={one: "x", other: "x"}).warnings == ()
 
 
 def test_words_for_unknown_beside_numbers_and_yes_and_no():

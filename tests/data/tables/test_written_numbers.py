@@ -197,6 +197,24 @@ def test_units(tmp_path):
     with pytest.raises(InputError, match="'1.5 mg/dl' in row 2, column 'x', but the column has numbers in mmol/l too"):
         transform(tmp_path / "b.csv", like=data)
     assert transform(pandas.DataFrame({"x": [1.5]}), like=data).shape == (1, 1)
+    far = table(
+        write(tmp_path, {"x": [f"{5 + n % 7}.4 mmol/l" if n % 2 else str(90 + n) for n in range(60)]}), target="y"
+    )
+    assert far.warnings[0] == (
+        "column 'x' has 5.4 to 11.4 in mmol/l and 90 to 148 without a unit, and reads all as mmol/l: if these have "
+        "another one, convert them"
+    )
+    near = table(write(tmp_path, {"x": [f"{5 + n % 7}.4{' mmol/l' * (n % 2)}" for n in range(60)]}), target="y")
+    assert not any("unit" in text for text in near.warnings)
+    for cells, unit in ((["1.2k", "950"], "k"), (["1.2 Mio", "3.4 Mio", "900000"], "Mio")):
+        with pytest.raises(InputError, match=f"'9.*' in row ., column 'x', but the column has numbers in {unit} too"):
+            table(write(tmp_path, {"x": cells}), target="y")
+    assert numbers(write(tmp_path, {"x": ["1.2k", "3.4k"]}))[:2] == [1.2, 3.4]
+    thousands = table(tmp_path / "t.csv", target="y")
+    with pytest.raises(InputError, match="'950' in row 0, column 'x', but the column has numbers in k too"):
+        transform(pandas.DataFrame({"x": ["950", "870"]}), like=thousands)
+    with pytest.raises(InputError, match="'1 €' in row 3, column 'x', but the column has numbers in \\$ too"):
+        table(write(tmp_path, {"x": [f"{n} €" if n % 3 == 1 else f"${n}" for n in range(60)]}), target="y")
     grades = table(write(tmp_path, {"x": ["1a", "1b", "2a"]}), target="y")
     assert grades.schema.column("x").kind == "category"
     rooms = [f"{100 + n}{'ABC'[n % 3]}" for n in range(30)]

@@ -26,7 +26,6 @@ class ColumnValues:
     decimal: str | None = None  # the decimal separator of its cells, "both" if files differ; None: no cell has one
     unit: str | None = None  # that cells have behind the number
     notes: tuple[str, ...] = ()  # how its text was read, for people
-    is_ambiguous: bool = False  # whether a file's dates can all be month/day and day/month
     doubts: tuple[str, ...] = ()  # what may be wrong with how its text was read, with the remedy
 
 

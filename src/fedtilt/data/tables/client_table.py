@@ -57,6 +57,12 @@ class ClientTable:
                 found.add(self.point)
         return found.pop() if len(found) == 1 else None
 
+    def texts(self) -> Iterable[str]:
+        """The different texts of its columns of text."""
+        for name in self.header:
+            if is_text((array := self.read(name)).type):
+                yield from _distinct(array)
+
 
 def _distinct(array: pa.ChunkedArray) -> list[str]:
     """The different texts of a column."""

@@ -12,7 +12,14 @@ from fedtilt.data.tables.cells import ColumnValues
 from fedtilt.data.tables.client_table import ClientTable, is_text
 from fedtilt.data.tables.reader import TableReader
 from fedtilt.data.tables.schema import NUMERIC, Column, Schema
-from fedtilt.data.tables.text_values import yes_no_values
+from fedtilt.data.tables.text_values import (
+    format_value,
+    is_code,
+    is_code_text,
+    parse_number,
+    read_dates,
+    yes_no_values,
+)
 from fedtilt.data.tables.values import read_column, read_names
 
 _SHOWN = 4  # categories
@@ -100,7 +107,11 @@ _FEW_VALUES = 50
 _FEW_MISSING = 0.5  # with more gaps, few rows say little about a copy of the label
 _TOTALS = ("total", "totals", "grand total", "sum", "summe", "gesamt", "gesamtsumme", "insgesamt", "somme", "totale")
 _MIN_ROWS = 20  # with fewer rows, a feature predicts the label by chance
-_SENTINEL = re.compile(r"-?9{2,}(\.9+)?|-?8{3,}|-?7{3,}|-[789]")
+_SENTINEL = re.compile(r"-?9{2,}(\.9+)?|-?8{3,}|-?7{3,}|-[1789]")
+_MIN_HIGH = 10  # of numbers beside which one below 0 is suspicious; −1, 0 and 1 are not
+_LOOKED_AT = 1000  # rows
+_MIN_VALUES = 10  # different numbers or dates
+_UNIT_IN_NAME = re.compile(r"[\[(]([^\])]*[/%°][^\])]*|[kmµ]?(?:g|m|l|mol)|[cm]m)[\])]$")
 _IDENTIFIER = re.compile(r"(^|[\W_])(id|key|index|uuid|nr|no|number)$|^unnamed: 0$|^$", re.IGNORECASE)
 
 
@@ -127,43 +138,63 @@ def _problems(
     if column.kind == "number" and _is_row_number(column, cells, train):
         yield "looks like an identifier: a different whole number in every row; drop it"
     yield from cells.doubts
-    if cells.is_ambiguous:
-        yield (
-            f"has dates that can be month/day or day/month; they are read as {column.format}: set format in the schema"
-        )
     if column.missing:
-        codes = " and ".join(f"{code:.10g}" for code in column.missing)
+        codes, kinds = " and ".join(format_value(code, column.kind) for code in column.missing), f"{column.kind}s"
         yield (
-            f"has {codes} in several rows, far outside its other numbers, which count as missing; set find_missing = "
-            "false if they are numbers"
+            f"has {codes} in several rows, far outside its other {kinds}, which count as missing; set find_missing = "
+            f"false if they are {kinds}"
         )
-    if column.kind == "number":
-        yield from _sentinels(cells.values[train])  # type: ignore[index]
+    if column.kind == "number" and _are_months(cells.values[train]):  # type: ignore[index]
+        yield "has numbers such as 3.2026, which look like months; write them as dates, such as 2026-03-01"
+    if column.kind in ("number", "date"):
+        yield from _sentinels(cells.values[train], column.kind)  # type: ignore[index]
     if similar := similar_names(cells.names if column.kind == "category" else ()):
         yield f"has names that differ only in case or blanks, such as {similar}; set ignore_case = true to merge them"
+    if column.kind == "category" and (mixed := _values_beside_text(cells.names)):
+        yield f"has {mixed}, and is read as names; correct the text, or set missing = […] if it means unknown"
     if others := _beside_yes_and_no(cells.names if column.kind == "category" else ()):
         yield f"has yes and no beside {others[0]!r}; if it means unknown, set missing = [{others[0]!r}]"
     if _predicts(column, cells, train, labels):
         yield f"alone predicts {target!r} in every row; if it is a copy of the label, drop it"
 
 
-def _sentinels(values: np.ndarray) -> Iterator[str]:
-    """Numbers such as −9 or 9999 that are further from all others than these from each other, or alone below 0."""
+def _sentinels(values: np.ndarray, kind: str) -> Iterator[str]:
+    """Numbers such as −9 or 9999 that are further from all others than these from each other, or alone below 0.
+
+    Of dates, those that stand for none, such as 9999-12-31.
+    """
     present = values[~np.isnan(values)]
-    if not len(present) or not any(map(_is_sentinel, (present.min(), present.max()))):
+    if not len(present) or not (_is_sentinel(present.min(), kind) or _is_sentinel(present.max(), kind)):
         return
     distinct, counts = np.unique(present, return_counts=True)
-    usual = [value for value in distinct.tolist() if not _is_sentinel(value)]
+    usual = [value for value in distinct.tolist() if not _is_sentinel(value, kind)]
     if not usual:
         return
     low, high = usual[0], usual[-1]
     for value, count in zip(distinct.tolist(), counts.tolist(), strict=True):
-        is_far = max(low - value, value - high) > max(high - low, 1) or (value < 0 <= low)
-        if _is_sentinel(value) and is_far:
+        gap = max(low - value, value - high)
+        is_far = gap > (0 if kind == "date" else max(high - low, 1)) or (
+            kind == "number" and value < 0 <= low and high > _MIN_HIGH
+        )
+        if _is_sentinel(value, kind) and is_far:
+            text, first, last = (format_value(each, kind) for each in (value, low, high))
             yield (
-                f"has {value:.10g} in {count} training rows, and all others are in {low:g} to {high:g}; if it means "
-                f"unknown, set missing = ['{value:.10g}']"
+                f"has {text} in {count} training rows, and all others are in {first} to {last}; if it means unknown, "
+                f"set missing = ['{text}']" + (", written as in the file" if kind == "date" else "")
             )
+
+
+def target_warnings(target: str | None, values: np.ndarray) -> list[str]:
+    """One sentence per number of the target that may mean unknown."""
+    return [f"target {target!r} {text} and drop_unlabelled = true" for text in _sentinels(values, "number")]
+
+
+def _are_months(values: np.ndarray) -> bool:
+    """Whether all numbers are a month and a year, such as 3.2026."""
+    present = values[~np.isnan(values)]
+    months, years = np.floor(present), np.round(present % 1 * 10_000)
+    is_month = (months >= 1) & (months <= 12) & (years >= 1900) & (years < 2100)
+    return len(present) >= _MIN_ROWS and bool((is_month & np.isclose(months + years / 10_000, present)).all())
 
 
 def _beside_yes_and_no(names: Sequence[str]) -> list[str]:
@@ -173,18 +204,43 @@ def _beside_yes_and_no(names: Sequence[str]) -> list[str]:
     return others if len(others) == 1 and len(words) > 1 and yes_no_values(words) else []
 
 
-def _is_sentinel(value: float) -> bool:
-    return _SENTINEL.fullmatch(f"{value:.10g}") is not None
+def _is_sentinel(value: float, kind: str) -> bool:
+    return is_code(value, kind) if kind == "date" else _SENTINEL.fullmatch(f"{value:.10g}") is not None
 
 
-def dropped_columns(schema: Schema, described: Schema) -> list[str]:
+def dropped_columns(reader: TableReader, schema: Schema, described: Schema) -> Iterator[str]:
     """A warning about each column that is dropped although the user did not say so."""
     words = {"identifier": "looks like an identifier", "ignore": "is free text or empty"}
-    return [
-        f"column {column.name!r} {words[column.kind]} and is dropped; add it to drop, or set its kind in a schema"
-        for column in schema.columns
-        if not column.is_feature and described.column(column.name) is None
+    for column in schema.columns:
+        if column.is_feature or described.column(column.name) is not None:
+            continue
+        cells = reader.read(column.name)[:_LOOKED_AT]
+        mixed = (
+            _values_beside_text([text.strip() for text in cells.unique().to_pylist() if text])
+            if is_text(cells.type)
+            else ""
+        )
+        yield f"column {column.name!r} " + (
+            f"has {mixed}, and is dropped; correct the text, or set missing = […] if it means unknown"
+            if mixed
+            else f"{words[column.kind]} and is dropped; add it to drop, or set its kind in a schema"
+        )
+
+
+def _values_beside_text(texts: Sequence[str]) -> str:
+    """Numbers or dates and the text beside them, if these are many; empty if not."""
+    parsed, days = [parse_number(text) for text in texts], read_dates(texts).days
+    are_numbers = [
+        each.is_number and not each.unit and not is_code_text(text) for each, text in zip(parsed, texts, strict=True)
     ]
+    for word, found in (("numbers", are_numbers), ("dates", (~np.isnan(days)).tolist())):
+        values, others = (
+            [text for text, is_one in zip(texts, found, strict=True) if is_one == wanted and text]
+            for wanted in (True, False)
+        )
+        if others and len(values) >= max(_MIN_VALUES, len(texts) / 3):
+            return f"{word} such as {values[0]!r} beside text such as {others[0]!r}"
+    return ""
 
 
 def totals_warnings(reader: TableReader, columns: Sequence[str | None]) -> list[str]:
@@ -197,6 +253,21 @@ def totals_warnings(reader: TableReader, columns: Sequence[str | None]) -> list[
             if last is not None and last.strip(" :").casefold() in _TOTALS:
                 found[row] = f"{reader.rows[row]} may have totals: {last!r} in column {name!r}; if so, delete it"
     return list(found.values())
+
+
+def renamed_units(reader: TableReader) -> list[str]:
+    """A warning about each column to which files rename columns of different units, as in `Glucose (mg/dl)`."""
+    found: dict[str, dict[str, str]] = {}  # column → unit → a name with it
+    for old, new in reader.files.rename.items():
+        for name in (old, new):
+            if unit := _UNIT_IN_NAME.search(name):
+                found.setdefault(new, {}).setdefault(unit[1].casefold(), name)
+    return [
+        f"column {new!r} has numbers of {' and '.join(map(repr, units.values()))}, whose units differ; renaming "
+        "converts nothing: convert one of them"
+        for new, units in found.items()
+        if len(units) > 1
+    ]
 
 
 def _is_constant(column: Column) -> bool:

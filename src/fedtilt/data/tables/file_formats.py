@@ -18,7 +18,7 @@ import pyarrow.parquet
 from fedtilt.data.naming import FileRows, decoded_text
 from fedtilt.data.tables.client_table import TEXT, ClientTable, check_header, from_arrow, is_number, is_text
 from fedtilt.data.tables.settings import Files
-from fedtilt.data.tables.text_values import MISSING_WORDS, is_code_text
+from fedtilt.data.tables.text_values import MISSING_WORDS, is_code_text, parse_number, written_cells
 from fedtilt.errors import InputError
 from fedtilt.files import reading
 from fedtilt.imports import install_command
@@ -28,6 +28,7 @@ _MISSING_SPELLINGS = tuple(
     sorted({spell(word) for word in MISSING_WORDS for spell in (str, str.upper, str.capitalize)} | {"NaN", "-NaN"})
 )
 _CODES = re.compile(rb'[,;|\t\r\n"](0\d{2,}|[+-]?\d{16,})(?=[,;|\t\r\n"])')  # digits that are names
+_MAX_ABOVE = 20  # lines above the header
 _HEAD = 1 << 16  # bytes of a file that tell what its columns are
 _COMMA, _POINT = (  # cells such as 12,5 and 12.5: not of three digits behind the separator
     re.compile(rb"[;\t\r\n][+-]?\d+" + mark + rb"(\d{1,2}|\d{4,})(?=[;\t\r\n])") for mark in (b",", rb"\.")
@@ -43,7 +44,7 @@ def read_csv(path: Path, text: Sequence[str], files: Files) -> ClientTable:
     head = _head(path) if content is None else content[:_HEAD]
     skipped = _lines_above(head)
     found = None
-    if not skipped:
+    if not skipped and b"\n" in head:
         separator = _separator(path, head)
         point = _decimal_point(head, separator)
         found = _try(path, content, head, separator, point, types, files)
@@ -73,6 +74,8 @@ def _content(path: Path, encoding: str | None) -> tuple[bytes, str | None]:
     text, found = decoded_text(path, encoding)
     if "\0" in text:
         raise InputError(f"table {path} is not a readable text table; save it as UTF-8 CSV")
+    if "\n" not in text:  # lines of old Macs
+        text = text.replace("\r", "\n")
     return text.encode(), None if found == "utf-8-sig" else found
 
 
@@ -167,12 +170,16 @@ def _decimal_point(head: bytes, separator: str) -> str:
 
 
 def _lines_above(head: bytes) -> int:
-    """How many lines stand above the header: Excel's sep=; and comments that begin with #.
+    """How many lines stand above the header: Excel's sep=;, comments that begin with # and a title.
 
     >>> _lines_above(b"# of 2026\\nage,ill\\n63,yes"), _lines_above(b"sep=;\\nage;ill"), _lines_above(b"#id,age\\n1,63")
     (1, 1, 0)
+    >>> _lines_above(b"Ward 3;\\n\\nage;ill\\n63;yes"), _lines_above(b"age\\n1,5\\n2,5")
+    (2, 0)
     """
     lines = head.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    if title := _title_lines(lines[:_MAX_ABOVE]):
+        return title
     above = int(re.fullmatch(rb"sep=[,;\t|]\s*", lines[0]) is not None)
     while above < len(lines) - 1 and lines[above].startswith(b"#"):
         above += 1
@@ -181,6 +188,16 @@ def _lines_above(head: bytes) -> int:
         above and last.startswith(b"#") and any(last.count(m) == header.count(m) > 0 for m in (b",", b";", b"\t"))
     )
     return above - 1 if is_header else above
+
+
+def _title_lines(lines: Sequence[bytes]) -> int:
+    """How many lines above the first with several cells have at most one; 0 if that one has numbers."""
+    mark = max(b",;\t|", key=lambda each: b"".join(lines).count(each))
+    rows = [[cell for cell in re.sub(rb'"[^"]*"', b'""', line).split(bytes([mark])) if cell.strip()] for line in lines]
+    above = next((k for k, row in enumerate(rows) if len(row) > 1), 0)
+    is_comment = any(line.startswith((b"#", b"sep=")) for line in lines[:above])
+    header = [cell.decode(errors="replace").strip() for cell in rows[above]] if rows else []
+    return 0 if is_comment or any(parse_number(cell).is_number for cell in header) else above
 
 
 def _separator(path: Path, head: bytes) -> str:
@@ -266,11 +283,15 @@ def read_xlsx(path: Path, text: Sequence[str], files: Files) -> ClientTable:
         rows.pop()
     if not rows:
         raise InputError(f"table {path} is empty; add a header and rows")
+    heads = [[cell for cell in row if cell is not None] for row in rows[:_MAX_ABOVE]]
+    skipped = next((k for k, head in enumerate(heads) if len(head) > 1), 0)  # a title
+    skipped = skipped if all(isinstance(cell, str) for cell in heads[skipped]) else 0
+    rows = rows[skipped:]
     names = ["" if cell is None else str(cell) for cell in rows[0]]
     columns = [_typed_column([row[k] if k < len(row) else None for row in rows[1:]]) for k in range(len(names))]
     named = [k for k, name in enumerate(names) if name or columns[k].null_count < len(rows) - 1]
     table = pa.table([columns[k] for k in named], names=[names[k] for k in named])
-    return from_arrow(str(path), table, FileRows(str(path), table.num_rows))
+    return from_arrow(str(path), table, FileRows(str(path), table.num_rows, skipped=skipped))
 
 
 def _typed_column(cells: Sequence[object]) -> pa.Array:
@@ -279,12 +300,7 @@ def _typed_column(cells: Sequence[object]) -> pa.Array:
         return pa.array(cells, pa.float64())
     if kinds <= {bool} or kinds <= {datetime, date}:
         return pa.array(cells)
-    return pa.array([None if cell is None else _cell_text(cell) for cell in cells], pa.string())
-
-
-def _cell_text(cell: object) -> str:
-    """A cell as it is shown: whole numbers without a point."""
-    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+    return pa.array(written_cells(cells), pa.string())
 
 
 # suffix → function of the path, the columns to read as text and how files are written

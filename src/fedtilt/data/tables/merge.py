@@ -101,13 +101,14 @@ def _merge_column(name: str, sites: Sequence[ColumnSummary], known: Column | Non
 
 def _merge_writing(kind: str, sites: Sequence[ColumnSummary]) -> dict[str, Any]:
     """How the sites write dates, numbers and missing cells."""
+    missing = tuple(sorted({code for site in sites for code in site.codes})) or None
     if kind == "date":
-        return {"format": join_formats([part for site in sites for part in (site.format or "").split(BETWEEN) if part])}
+        formats = [part for site in sites for part in (site.format or "").split(BETWEEN) if part]
+        return {"format": join_formats(formats), "missing": missing}
     if kind != "number":
         return {}
     unit = next((site.unit for site in sites if site.unit), None)
-    codes = tuple(sorted({code for site in sites for code in site.codes}))
-    return {"decimal": common_decimal(site.decimal for site in sites), "unit": unit, "missing": codes or None}
+    return {"decimal": common_decimal(site.decimal for site in sites), "unit": unit, "missing": missing}
 
 
 def _merge_kind(sites: Sequence[ColumnSummary]) -> str:

@@ -19,6 +19,7 @@ from fedtilt.data.naming import FileRows, IndexRows, RowNames, decoded_text
 from fedtilt.data.tables.client_table import ClientTable, check_header, from_arrow, is_number, is_text
 from fedtilt.data.tables.file_formats import READERS
 from fedtilt.data.tables.settings import Files
+from fedtilt.data.tables.text_values import written_cells
 from fedtilt.errors import InputError
 from fedtilt.files import local_path
 
@@ -243,7 +244,8 @@ def _open_frame(source: Any) -> ClientTable:
         try:
             array = pa.array(series, from_pandas=True)
         except pa.ArrowException:  # a column of several types
-            array = pa.array([None if gap else str(value) for value, gap in zip(series, series.isna(), strict=True)])
+            cells = [None if gap else value for value, gap in zip(series, series.isna(), strict=True)]
+            array = pa.array(written_cells(cells), pa.string())
         return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 
     return ClientTable("DataFrame", header, read, IndexRows(source.index.tolist()))
@@ -339,6 +341,7 @@ def _texts(file: FileRows, rows: Sequence[int]) -> dict[int, Mapping[str, str]]:
         columns = {name: table.read(name).take(rows).to_pylist() for name in table.header}
         return {row: {name: str(columns[name][n]) for name in columns} for n, row in enumerate(rows)}
     opened = io.StringIO(decoded_text(path, file.encoding)[0], newline="")
-    lines = (line for line in csv.reader(opened, delimiter=file.separator) if line)
+    cells = csv.reader(opened, delimiter=file.separator)
+    lines = (line for line in cells if line and cells.line_num > file.skipped)
     header, wanted = next(lines), set(rows)
     return {row: dict(zip(header, line, strict=False)) for row, line in enumerate(lines) if row in wanted}

@@ -65,7 +65,9 @@ class Column:
         choices=(*DECIMALS, "both"),
     )  # fmt: skip
     unit: str | None = setting(None, "what cells have behind the number; new rows may not have another one")
-    missing: tuple[float, ...] | None = setting(None, "numbers that stand for missing cells, such as -999")
+    missing: tuple[float, ...] | None = setting(
+        None, "numbers that stand for missing cells, such as -999; of dates, in days since 1970"
+    )
 
     def __post_init__(self) -> None:
         what = f"column {self.name!r}"
@@ -126,7 +128,7 @@ class Column:
 def _applicable(kind: str) -> tuple[str, ...]:
     """The fields that a column of this kind has."""
     if kind in NUMERIC:
-        written = {"date": ("format",), "number": ("decimal", "unit", "missing")}.get(kind, ())
+        written = {"date": ("format", "missing"), "number": ("decimal", "unit", "missing")}.get(kind, ())
         return ("name", "kind", "gaps", "fill", "mean", "deviation", *written)
     return ("name", "kind", "gaps", "categories", "other") if kind == "category" else ("name", "kind")
 

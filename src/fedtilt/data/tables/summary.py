@@ -32,7 +32,8 @@ _TEXT = f"text of at most {MAX_NAME} characters"
 # what columns of some kinds alone have
 _ONLY_OF = {
     **dict.fromkeys(("mean", "squares", "quantiles"), NUMERIC),
-    **dict.fromkeys(("decimal", "unit", "codes"), ("number",)),
+    **dict.fromkeys(("decimal", "unit"), ("number",)),
+    "codes": ("number", "date"),
     "format": ("date",),
     "categories": ("category",),
 }
@@ -72,8 +73,9 @@ class ColumnSummary:
     )
     unit: str | None = setting(None, "what its cells have behind the number", allowed=_TEXT, check=_is_name)
     codes: tuple[float, ...] = setting(
-        (), "numbers that stand for missing cells, such as -999", allowed=f"at most {MAX_CODES} codes such as -999",
-        check=lambda codes: len(codes) <= MAX_CODES and all(map(is_code, codes)),
+        (), "numbers that stand for missing cells, such as -999; of dates, in days since 1970",
+        allowed=f"at most {MAX_CODES} codes such as -999",
+        check=lambda codes: len(codes) <= MAX_CODES and all(is_code(x) or is_code(x, "date") for x in codes),
     )  # fmt: skip
 
 
@@ -268,7 +270,7 @@ def _remove_codes(
     """The codes for missing cells of each column; they are removed from its sorted values, and from `observed`."""
     codes: dict[str, tuple[float, ...]] = {}
     for k, (name, column) in enumerate(columns.items()):
-        codes[name] = find_codes(values[k, : observed[k]]) if column.kind == "number" else ()
+        codes[name] = () if column.kind == "yes/no" else find_codes(values[k, : observed[k]], column.kind or "number")
         if codes[name]:
             values[k, np.isin(values[k], codes[name])] = np.nan
             values[k].sort()

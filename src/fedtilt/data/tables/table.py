@@ -14,7 +14,14 @@ from fedtilt.data.dataset import Dataset, split_dataset
 from fedtilt.data.inputs import Inputs
 from fedtilt.data.sampling import positions_by_number
 from fedtilt.data.tables.cells import BadCells, ColumnValues, SchemaMismatch
-from fedtilt.data.tables.describe import column_warnings, describe_file, dropped_columns, totals_warnings
+from fedtilt.data.tables.describe import (
+    column_warnings,
+    describe_file,
+    dropped_columns,
+    renamed_units,
+    target_warnings,
+    totals_warnings,
+)
 from fedtilt.data.tables.encoding import encode
 from fedtilt.data.tables.merge import merge
 from fedtilt.data.tables.reader import Source, TableReader, open_reader
@@ -22,8 +29,11 @@ from fedtilt.data.tables.rows import LabelledRows, label_rows
 from fedtilt.data.tables.schema import Column, Schema, read_schema
 from fedtilt.data.tables.settings import ROLES, Files, TableSettings
 from fedtilt.data.tables.summary import SiteSummary, summarise_sites
+from fedtilt.data.tables.text_values import format_value, is_code
 from fedtilt.data.tables.values import read_column, read_names
 from fedtilt.errors import InputError
+
+_FAR = 10  # deviations from the mean
 
 
 @takes_settings(TableSettings)
@@ -61,8 +71,7 @@ def transform(source: Source, *, like: Dataset | Schema | str | os.PathLike[str]
         like: the data set that `table` returned, its schema, or the path of an exported model, a run folder or a
             schema file
     """
-    reader, schema = open_new_rows(source, like)
-    return torch.from_numpy(encode(reader, schema, [np.arange(len(reader))])[0])
+    return _encode_new(*open_new_rows(source, like))
 
 
 class NewRows(NamedTuple):
@@ -80,15 +89,30 @@ def new_rows(source: Source, like: Dataset | Schema | str | os.PathLike[str]) ->
     problems: dict[int, str] = {}
     while True:
         try:
-            return NewRows(
-                torch.from_numpy(encode(reader, schema, [np.arange(len(reader))])[0]), problems, reader, schema
-            )
+            return NewRows(_encode_new(reader, schema), problems, reader, schema)
         except BadCells as bad:
             if not bad.reasons.keys() - set(reader.gaps.get(bad.column, ())):
                 raise  # it does not help that they are missing
             for row, reason in bad.reasons.items():
                 problems.setdefault(row, reason)
             reader = reader.with_gaps(bad.column, bad.reasons.keys())
+
+
+def _encode_new(reader: TableReader, schema: Schema) -> Tensor:
+    """New rows as a model's input; raise BadCells about codes such as -999 that no training row has."""
+
+    def check(column: Column, cells: ColumnValues) -> None:
+        if cells.values is None or not column.deviation or column.kind == "yes/no" or not reader.files.find_missing:
+            return
+        far = np.flatnonzero(np.abs(cells.values - column.mean) > _FAR * column.deviation)
+        codes = {row: value for row in far.tolist() if is_code(value := float(cells.values[row]), column.kind)}
+        if codes:
+            texts = {row: format_value(value, column.kind) for row, value in codes.items()}
+            mean = format_value(float(f"{column.mean:.5g}"), column.kind)
+            rule = f"it is far from the training rows (mean {mean}) and may mean unknown"
+            raise BadCells(reader, column.name, texts, rule, "empty it, or correct it")
+
+    return torch.from_numpy(encode(reader, schema, [np.arange(len(reader))], check)[0])
 
 
 def open_new_rows(source: Source, like: Dataset | Schema | str | os.PathLike[str]) -> tuple[TableReader, Schema]:
@@ -168,8 +192,10 @@ class Table:
             row_names=reader.rows,
             warnings=(
                 *_without_rows(rows, leave_out, reader.title),
+                *renamed_units(reader),
                 *totals_warnings(reader, [reader.header[0], schema.target, schema.client]),
-                *dropped_columns(schema, self.schema),
+                *dropped_columns(reader, schema, self.schema),
+                *(target_warnings(schema.target, rows.labels[rows.train]) if schema.is_regression else ()),
                 *(text for column in schema.columns for text in found.get(column.name, [])),
             ),
             notes=(

@@ -26,17 +26,22 @@ from fedtilt.data.tables.schema import Column
 from fedtilt.data.tables.text_values import (
     DECIMALS,
     MISSING_WORDS,
+    SCALES,
+    YES_NO,
     DateTexts,
     NumberText,
     common_decimal,
     is_code_text,
+    is_compact_date,
     join_formats,
     parse_number,
     read_dates,
+    to_hours,
     yes_no_values,
 )
 
 _TRUE_FALSE = {"true": NumberText(1.0, 1.0), "false": NumberText(0.0, 0.0)}
+_FEW = 3  # different numbers
 _MOSTLY = 0.8  # a text column with this share of numbers, or dates, is one with wrong cells
 
 
@@ -87,6 +92,8 @@ class TextColumn:
             return ColumnValues(kind, values=found.values)
         if kind in (None, "yes/no") and (found := self._as_yes_no(required=kind is not None)):
             return found
+        if kind is None and any(map(_has_compact_dates, self.files)) and (found := self._as_dates(known)):
+            return found
         if kind in (None, "number") and (found := self._as_numbers(known)):
             return found
         return self._as_dates(known) if kind in (None, "date") else None
@@ -122,9 +129,9 @@ class TextColumn:
         values = yes_no_values(self.present)
         if values is None and not required:
             return None
-        if values is None:
-            numbers = {text: parse_number(text).point for text in self.present}
-            values = {text: number for text, number in numbers.items() if number in (0, 1)}
+        if values is None:  # a word that is neither costs its own rows alone
+            found = {text: YES_NO.get(text.casefold(), parse_number(text).point) for text in self.present}
+            values = {text: value for text, value in found.items() if value in (0, 1)}
         if len(values) < len(self.present):
             words = "yes and no, ja and nein, true and false, y and n, or t and f"
             raise self._bad(lambda text: text not in values, f"yes/no columns have two words: {words}")
@@ -135,6 +142,9 @@ class TextColumn:
         if known is None and any(map(is_code_text, self.present)):
             return None  # 00123 and 123 are two names
         parsed = _parse_numbers(self.present)
+        hours = {text: NumberText(x, x) for text in parsed if not math.isnan(x := to_hours(text))}
+        if 2 * len(hours) > len(parsed):
+            parsed |= hours
         failed = {text for text, each in parsed.items() if not each.is_number}
         if not self._is_mostly(failed) and known is None:
             return None
@@ -148,13 +158,24 @@ class TextColumn:
             units[known.unit.casefold()] = known.unit
             found[known.unit.casefold()] = 1 + found.total()  # it goes first
         if len(units) > 1:
-            if known is None and (len(self.present) <= MAX_CATEGORIES or min(map(len, units)) < 2):
+            if known is None and (
+                len(self.present) <= MAX_CATEGORIES or any(len(u) < 2 and u.isalpha() for u in units)
+            ):
                 return None  # such as 1a, 2b
             usual = max(units, key=lambda unit: found[unit])
             raise self._bad(
                 lambda text: parsed[text].unit.casefold() not in ("", usual),
                 f"the column has numbers in {units[usual]} too", "convert them to one unit, or drop the column",
             )  # fmt: skip
+        unit = next(iter(units.values()), None)
+        if unit is not None and unit.casefold() in SCALES:
+            is_usual = known is not None and known.unit is None  # that there is no unit
+            bad = {
+                text for text, each in parsed.items() if each.is_number and bool(each.unit) is is_usual and each.point
+            }
+            if bad:
+                rule = f"the column has numbers {'without a unit' if is_usual else f'in {unit} too'}"
+                raise self._bad(bad.__contains__, rule, "write all of them out, or drop the column")
         if failed:
             raise self._bad(failed.__contains__, "the column has numbers")
         decimals = [self._decimal(file, parsed, known) for file in self.files]
@@ -162,10 +183,10 @@ class TextColumn:
             file.by_row(_choose(parsed[text], decimal) for text in file.present)
             for file, decimal in zip(self.files, decimals, strict=True)
         ]
-        unit = next(iter(units.values()), None)
         return ColumnValues(
             "number", values=np.concatenate(values), unit=unit, decimal=common_decimal(decimals),
-            notes=tuple(self._number_notes(decimals, unit)), doubts=_percent_doubts(parsed.values()),
+            notes=(*self._number_notes(decimals, unit), *(["times as hours"] if hours else [])),
+            doubts=_unit_doubts(parsed.values(), unit),
         )  # fmt: skip
 
     def _decimal(self, file: _FileCells, parsed: Mapping[str, NumberText], known: Column | None) -> str | None:
@@ -203,7 +224,8 @@ class TextColumn:
             yield f"unit {unit}"
 
     def _as_dates(self, known: Column | None) -> ColumnValues | None:
-        found = [read_dates(file.present, None if known is None else known.format) for file in self.files]
+        known_format = None if known is None else known.format
+        found = [read_dates(file.present, known_format, file.table.texts) for file in self.files]
         failed = {
             text
             for file, dates in zip(self.files, found, strict=True)
@@ -218,7 +240,8 @@ class TextColumn:
             raise self._bad(failed.__contains__, f"the column has dates such as {example}")
         return ColumnValues(
             "date", values=np.concatenate([f.by_row(dates.days) for f, dates in zip(self.files, found, strict=True)]),
-            format=join_formats(formats), notes=_date_notes(found), is_ambiguous=any(d.is_ambiguous for d in found),
+            format=join_formats(formats), notes=_date_notes(found),
+            doubts=tuple(dict.fromkeys(doubt for dates in found for doubt in dates.doubts)),
         )  # fmt: skip
 
     def _is_mostly(self, failed: Iterable[str]) -> bool:
@@ -243,6 +266,12 @@ class TextColumn:
         return BadCells(self.reader, self.name, {int(row): texts[row] for row in rows}, rule, remedy)
 
 
+def _has_compact_dates(file: _FileCells) -> bool:
+    """Whether all whole numbers of a file are dates such as 20260131, and some are."""
+    digits = [text for text in file.present if text.isdecimal()]
+    return bool(digits) and all(map(is_compact_date, digits))
+
+
 def _parse_numbers(texts: Sequence[str]) -> dict[str, NumberText]:
     """`parse_number` of each text, and 1 and 0 for true and false; plain numbers are read together, which is faster."""
     array = pa.array(texts, pa.string())
@@ -261,14 +290,23 @@ def _parse_numbers(texts: Sequence[str]) -> dict[str, NumberText]:
     return found
 
 
-def _percent_doubts(numbers: Iterable[NumberText]) -> tuple[str, ...]:
-    """A sentence if cells with % stand beside shares of 1 without it: 12 % and 0.12."""
-    found = [(each.unit == "%", _choose(each, None)) for each in numbers]
-    bare = [value for is_percent, value in found if not is_percent]
-    if not bare or max(map(abs, bare)) > 1 or not any(is_percent and abs(value) > 1 for is_percent, value in found):
+def _unit_doubts(numbers: Iterable[NumberText], unit: str | None) -> tuple[str, ...]:
+    """A sentence if the numbers without the unit may have another one: they are far from the others."""
+    with_unit = [_choose(each, None) for each in numbers if each.unit]
+    bare = [_choose(each, None) for each in numbers if not each.unit]
+    if not with_unit or not bare:
+        return ()
+    if unit == "%" and max(map(abs, bare)) <= 1 < max(map(abs, with_unit)):
+        return (
+            f"has cells with % beside shares without it, such as {bare[-1]:g}, and reads both as percent: write them "
+            "alike",
+        )
+    (low, high), (first, last) = ((min(part), max(part)) for part in (with_unit, bare))
+    if min(len(with_unit), len(bare)) < _FEW or max(first - high, low - last) <= max(high - low, last - first) / 2:
         return ()
     return (
-        f"has cells with % beside shares without it, such as {bare[-1]:g}, and reads both as percent: write them alike",
+        f"has {low:g} to {high:g} in {unit} and {first:g} to {last:g} without a unit, and reads all as {unit}: if "
+        "these have another one, convert them",
     )
 
 

@@ -13,7 +13,15 @@ from fedtilt.data.tables.client_table import has_fraction, is_number, is_text
 from fedtilt.data.tables.reader import TableReader, join_arrays
 from fedtilt.data.tables.schema import Column
 from fedtilt.data.tables.text_column import TextColumn
-from fedtilt.data.tables.text_values import DAY, UNKNOWN_WORDS, common_decimal, to_days, to_number, yes_no_values
+from fedtilt.data.tables.text_values import (
+    DAY,
+    UNKNOWN_WORDS,
+    common_decimal,
+    format_value,
+    to_days,
+    to_number,
+    yes_no_values,
+)
 from fedtilt.errors import InputError
 
 _EXACT = 10**15  # float64 has all digits of whole numbers below
@@ -34,7 +42,7 @@ def read_column(reader: TableReader, name: str, known: Column | None = None, *, 
         return _without_codes(_read_text(reader, name, arrays, typed, known), known)
     column = join_arrays(arrays)
     found, values = _numbers(reader, name, column)
-    if kind is None and pa.types.is_integer(column.type) and np.nanmax(np.abs(values)) >= _EXACT:
+    if kind is None and pa.types.is_integer(column.type) and _are_names_or_dates(values):
         return TextColumn(reader, name, [array.cast(pa.string()) for array in arrays], typed).read(None)
     values = _without_missing(values, found, reader.missing_in(name))
     if kind == "category":
@@ -71,6 +79,17 @@ def _read_text(
     return replace(values, notes=(*values.notes, f"{', '.join(words)} read as missing"))
 
 
+def _are_names_or_dates(values: np.ndarray) -> bool:
+    """Whether whole numbers may be names, with too many digits for a number, or dates such as 20260131."""
+    if np.nanmax(np.abs(values)) >= _EXACT:
+        return True
+    months, days = values // 100 % 100, values % 100
+    is_date = (
+        (values >= 1800_01_01) & (values <= 9999_12_31) & (months > 0) & (months <= 12) & (days > 0) & (days <= 31)
+    )
+    return bool((is_date | np.isnan(values)).all())
+
+
 def _without_codes(found: ColumnValues, known: Column | None) -> ColumnValues:
     """The values without the codes for missing cells that the schema has."""
     if known is None or not known.missing or found.values is None:
@@ -78,7 +97,7 @@ def _without_codes(found: ColumnValues, known: Column | None) -> ColumnValues:
     is_code = np.isin(found.values, known.missing)
     if not is_code.any():
         return found
-    codes = ", ".join(f"{code:.10g}" for code in sorted(set(found.values[is_code].tolist())))
+    codes = ", ".join(format_value(code, found.kind) for code in sorted(set(found.values[is_code].tolist())))
     values = np.where(is_code, math.nan, found.values)
     return replace(found, values=values, notes=(*found.notes, f"{codes} read as missing in {is_code.sum()} rows"))
 
