@@ -81,8 +81,13 @@ class Tilted(Objective):
     """
 
     rule: ClassVar[str] = "tilted"
-    tau: float = setting(0.0, "tilt over the groups of a client: those that the data names, else its classes", inf=True)
-    lam: float = setting(0.0, "tilt over the samples of a group", inf=True)
+    tau: float = setting(
+        0.0, "tilt over the groups of a client, those that the data names, else its classes; > 0 weights the worst "
+        "groups, < 0 the best", inf=True,
+    )  # fmt: skip
+    lam: float = setting(
+        0.0, "tilt over the samples of a group; > 0 weights the largest losses, < 0 ignores outliers", inf=True
+    )
     levels: tuple[tuple[str, float], ...] = setting(
         (), 'more levels in place of tau, (groups, tilt) from inner to outer: "class" is the labels, other names are '
         "columns of groups", allowed='a list of pairs, such as [["class", 5], ["ward", 2]]', convert=_levels,
