@@ -10,7 +10,7 @@ from fedtilt.config.setting_fields import REQUIRED, check_number, documented, se
 from fedtilt.errors import InputError
 from fedtilt.imports import import_function, is_function_path
 from fedtilt.methods import aggregators, objectives, weightings
-from fedtilt.methods.component import BASES, COMPONENTS, MESSAGES, Component
+from fedtilt.methods.component import BASES, COMPONENTS, MESSAGES, Component, describe
 from fedtilt.methods.functions import FUNCTIONS, function_component
 from fedtilt.methods.personal import Moreau, PersonalModel
 from fedtilt.text_tables import html_table
@@ -204,6 +204,13 @@ class Method:
                     f"{self.aggregator.label!r} protects from none of them; declare messages = 'aggregated' or "
                     "'bounded', or use aggregator = 'mean'"
                 )
+        if self.correction is not None:
+            for vector in self.correction.broadcasts:
+                if vector not in self.correction.server_vectors:
+                    raise InputError(
+                        f"{describe(self.correction)} broadcasts {vector!r}, which is none of its server_vectors: "
+                        f"{', '.join(map(repr, self.correction.server_vectors)) or 'it has none'}"
+                    )
         labels = [step.label for step in self.before]
         for step in self.before:
             if labels.count(step.label) > 1:

@@ -11,7 +11,7 @@ from fedtilt.checks import number
 from fedtilt.config.setting_fields import setting
 from fedtilt.errors import InputError
 from fedtilt.math.tilt import nested_tilt
-from fedtilt.methods.component import Component, describe
+from fedtilt.methods.component import Component, describe, unchanged
 
 Levels = Sequence[tuple[str, float]]
 
@@ -48,9 +48,14 @@ def objective_value(objective: Objective, losses: Tensor, groups: Tensor, weight
 
 def check_objective(objective: Objective, *, weighted: bool = False) -> None:
     """Raise InputError if an objective of a few losses is not a number that they decide, or ignores their weights."""
-    losses = torch.tensor([1.0, 2.0, 5.0], requires_grad=True)
-    groups = torch.tensor([0, 1, 1])
-    value = objective_value(objective, losses, groups, torch.ones(3))
+    losses = torch.tensor([1.0, 2.0, 5.0], requires_grad=True) * 1.0  # as in training, no leaf of the graph
+    groups, weights = torch.tensor([0, 1, 1]), torch.ones(3)
+    with unchanged(objective, "__call__", losses, groups, weights):
+        value = objective_value(objective, losses, groups, weights)
+    if torch.autograd.grad(value, losses, retain_graph=True, allow_unused=True)[0] is None:
+        raise InputError(
+            f"{describe(objective)} returned a number that does not depend on the losses; compute it from them"
+        )
     if weighted and torch.equal(objective_value(objective, losses, groups, torch.tensor([1.0, 1.0, 0.0])), value):
         raise InputError(f"{describe(objective)} ignores the weights that the samples have; count them by `weights`")
 
