@@ -682,6 +682,48 @@ def unweighted_objective(losses: Tensor, groups: Tensor, weights: Tensor) -> Ten
     return losses.mean()
 
 
+def weighted_objective(losses: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
+    return (weights * losses).sum() / weights.sum()
+
+
+def worst_half(losses: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
+    return losses.topk(-(-len(losses) // 2)).values.mean()
+
+
+@pytest.mark.parametrize("objective", [unweighted_objective, worst_half])
+def test_an_objective_that_counts_samples_of_weight_0_is_not_stacked(objective: Any) -> None:
+    data = ft.data.load("digits")
+    unequal = ft.Federation.build(data, clients=24, partition="dirichlet", alpha=0.3, seed=0)
+    assert len({len(index) for index in unequal.train_index}) > 2
+    settings = {"rounds": 1, "participation": 0.2, "epochs": 1, "workers": 0, "batch_size": 7}
+
+    def shared(own: Any, backend: str, *others: ft.Method) -> Tensor:
+        methods = [ft.fedavg(objective=own, name="own"), *others]
+        *_, last = ft.simulate(methods, unequal, MODEL, backend=backend, **settings)
+        return last.state.server["own"].parameters
+
+    torch.testing.assert_close(shared(weighted_objective, "stacked"), shared(weighted_objective, "autograd"))
+    with pytest.raises(InputError, match=f"{objective.__name__}' counts samples of weight 0, which fill a stack"):
+        shared(objective, "stacked")
+    assert torch.equal(shared(objective, "stacked", ft.fedavg()), shared(objective, "autograd"))
+
+
+@dataclass(frozen=True)
+class CountsRows(Training):
+    def init_client(self, model: nn.Module) -> Slot:
+        return {"rows": torch.zeros(2)}
+
+    def train(self, model: nn.Module, batches: ClientBatches, received: Slot, slot: Slot) -> ClientResult:
+        return ClientResult(own_loop(model, batches), slot={"rows": torch.tensor([len(batches.y), len(batches)]) * 1.0})
+
+
+def test_a_client_update_is_given_all_samples_whatever_its_steps() -> None:
+    method = ft.Method(name="own", training=CountsRows())
+    *_, last = ft.simulate([method], FED, MODEL, rounds=1, participation=1.0, local_steps=1, workers=0)
+    rows = [last.state.client_states.get(("own", n)).slot("training")["rows"].tolist() for n in range(FED.clients)]
+    assert rows == [[len(index), 1] for index in FED.train_index]
+
+
 def unweighted_training(model: nn.Module, batches: ClientBatches) -> nn.Module:
     step = batches.stepper(model.parameters())
     for x, y in batches:

@@ -1,5 +1,6 @@
 """Objectives: what a client minimises, as a function of the losses of a batch, their groups and weights."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -58,6 +59,27 @@ def check_objective(objective: Objective, *, weighted: bool = False) -> None:
         )
     if weighted and torch.equal(objective_value(objective, losses, groups, torch.tensor([1.0, 1.0, 0.0])), value):
         raise InputError(f"{describe(objective)} ignores the weights that the samples have; count them by `weights`")
+
+
+@functools.lru_cache(maxsize=64)  # asked about every job
+def counts_weight_0(objective: Objective) -> bool:
+    """Whether samples of weight 0 change an objective or its gradient: a stack fills the batches of clients with them.
+
+    >>> from fedtilt.methods import component_of
+    >>> def unweighted(losses, groups, weights):
+    ...     return losses.mean()
+    >>> counts_weight_0(component_of("objective", unweighted)), counts_weight_0(Tilted(tau=1.0))
+    (True, False)
+    """
+    found = []
+    for filled in (0, 2):
+        losses = torch.tensor([1.0, 2.0, 5.0, 0.5, 9.0][: 3 + filled], requires_grad=True)
+        groups, weights = torch.tensor([0, 1, 1, 2, 0])[: 3 + filled], torch.tensor([1.0] * 3 + [0.0] * filled)
+        value = objective_value(objective, losses, groups, weights)
+        found.append((value.detach(), *torch.autograd.grad(value, losses)))
+    (value, gradient), (filled_value, filled_gradient) = found
+    expected = torch.cat([gradient, torch.zeros(2)])
+    return not (torch.allclose(value, filled_value, 1e-4) and torch.allclose(expected, filled_gradient, 1e-4, 1e-6))
 
 
 def _levels(value: Any) -> tuple[tuple[str, float], ...]:
