@@ -424,6 +424,36 @@ def test_a_component_that_cannot_work_is_not_made(make: Callable[[], Any], probl
 
 
 @dataclass(frozen=True)
+class OfAny(Objective):
+    value: Any = None
+
+    def __call__(self, losses: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
+        return (weights * losses).sum() / weights.sum()
+
+
+@pytest.mark.parametrize(
+    ("components", "problem"),
+    [
+        ({"objective": OfAny(torch.relu)}, "OfAny' .* has value = <built-in .*, which no spec can hold"),
+        ({"objective": OfAny(torch.ones(2))}, r"has value = tensor\(\[1., 1.\]\), which no spec can hold"),
+        ({"aggregator": lambda models: models.mean(0)}, "<lambda>' .* has no name in a module; put it there"),
+    ],
+    ids=["function", "tensor", "lambda"],
+)  # fmt: skip
+def test_what_no_spec_can_hold_is_named_before_a_deployment(components: dict[str, Any], problem: str) -> None:
+    pytest.importorskip("flwr")
+    with pytest.raises(InputError, match=problem):
+        ft.testing._check_deployment(ft.fedavg(**components, name="own"))
+
+
+def test_a_tensor_as_a_setting_is_part_of_the_record_of_a_run(tmp_path: Path) -> None:
+    settings = {"rounds": 1, "participation": 1.0, "epochs": 1, "workers": 0, "out": tmp_path / "run"}
+    ft.run([ft.fedavg(objective=OfAny(torch.tensor([0.5, 2.0])))], FED, MODEL, **settings)
+    with pytest.raises(InputError, match="objective"):
+        ft.run([ft.fedavg(objective=OfAny(torch.tensor([0.5, 3.0])))], FED, MODEL, **settings)
+
+
+@dataclass(frozen=True)
 class WithGraph(Aggregator):
     def aggregate(self, models: Tensor, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
         return nn.Parameter(models.mean(0)), {"last": (slot["last"] + 1).requires_grad_()}
