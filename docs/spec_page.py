@@ -7,11 +7,11 @@ from dataclasses import Field
 from typing import Any
 
 from fedtilt.config.setting_fields import allowed_values, default_text, meaning_of, settings_of
-from fedtilt.methods import COMPONENTS, PRESETS
+from fedtilt.methods import COMPONENTS, PARTS, PRESETS, Method
 from fedtilt.spec.fields import TABLES, Spec
-from fedtilt.spec.method import COMPONENT_KEYS, MethodSpec, method_keys, preset_parameters
+from fedtilt.spec.method import MethodSpec, preset_parameters
 from fedtilt.spec.read import builtin_names
-from fedtilt.spec.write import METHOD_NUMBERS, TOP_KEYS, parameters_text, rules_text, sentence
+from fedtilt.spec.write import TOP_KEYS, parameters_text, sentence
 from fedtilt.text_tables import markdown_table
 
 
@@ -36,9 +36,8 @@ def _parameter_rows() -> list[tuple[str, str, str]]:
 
 
 def _method_rows() -> list[tuple[str, str, str]]:
-    own = {key: (meaning_of(each), allowed_values(each)) for key, each in settings_of(MethodSpec).items()}
-    own |= {key: (method_keys()[key], METHOD_NUMBERS.get(key) or rules_text(key)) for key in COMPONENT_KEYS}
-    return [(f"`{key}`", *texts) for key, texts in own.items()]
+    own = settings_of(MethodSpec) | {key: settings_of(Method)[key] for key in PARTS}
+    return [(f"`{key}`", each.metadata["meaning"], allowed_values(each)) for key, each in own.items()]
 
 
 def _component_tables() -> list[str]:

@@ -5,6 +5,7 @@ import dataclasses
 import importlib.util
 import logging
 import tempfile
+import tomllib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,12 +26,12 @@ from fedtilt.executors.client_batches import BatchSettings
 from fedtilt.executors.in_process import ClientTraining, InProcessExecutor
 from fedtilt.methods import Method, ditto, fedavg
 from fedtilt.methods.aggregators import Rooted
-from fedtilt.methods.component import COMPONENTS
+from fedtilt.methods.component import Component, describe
 from fedtilt.models import mlp
 from fedtilt.simulation.loop import simulate_prepared
 from fedtilt.state import ClientState, ServerState, flatten
 from fedtilt.storage.run_folder import RunFolder
-from fedtilt.toml_text import format_toml
+from fedtilt.toml_text import format_toml, parse_toml
 
 _CLIENTS, _ROUNDS = 4, 3
 _MOST_OF_A_LIE = 10.0  # times the length that is usual
@@ -196,11 +197,8 @@ def _check_deployment(method: Method) -> None:
     from fedtilt.spec import federation_of, model_of, train_settings_of
     from fedtilt.spec import load as load_spec
 
-    for kind in COMPONENTS:
-        parts = method.before if kind == "before" else [getattr(method, kind)]
-        for part in parts:
-            if part is not None and "<locals>" in part.label:
-                raise InputError(f"{kind} {part.label!r} is defined in a function; put its class into a module")
+    for part in method.components().values():
+        _check_can_be_named(part)
     tables = {f"[{name}]": keys for name, keys in _SPEC.items()}
     tables["[[methods]]"] = {"name": method.name, **method.to_table()}
     lines = []
@@ -224,6 +222,20 @@ def _check_deployment(method: Method) -> None:
         return torch.allclose(a, b, rtol=1e-4, atol=1e-5)
 
     _same("deployed on Flower", method, {"server": expected}, {"server": found}, close)
+
+
+def _check_can_be_named(part: Component) -> None:
+    """Raise InputError if no spec can have this component: sites make it from its name and settings."""
+    if "<" in part.label:  # <locals>, <lambda>
+        raise InputError(f"{describe(part)} has no name in a module; put it there, or check with deployment=False")
+    for key, value in part.settings().items():
+        try:
+            parse_toml(f"value = {format_toml(value)}")
+        except tomllib.TOMLDecodeError:
+            raise InputError(
+                f"{describe(part)} has {key} = {value!r:.60}, which no spec can hold; expected numbers, text, true or "
+                "false, or lists of them, or check with deployment=False"
+            ) from None
 
 
 @contextlib.contextmanager

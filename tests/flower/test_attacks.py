@@ -1,14 +1,18 @@
 """Sites that attack: what arrives at the server is forged, and a robust rule withstands it."""
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from torch import Tensor
 
 from fedtilt.errors import InputError
 from fedtilt.flower import Task
 from fedtilt.flower.deploy.local_cluster import LocalCluster
 from fedtilt.flower.server import serve
+from fedtilt.methods import ServerRound, Slot, Weighting
 from fedtilt.runs.trained_run import open_seed
 from fedtilt.storage.run_folder import RunFolder
 from tests.helpers import attacking_site
@@ -106,12 +110,21 @@ def test_a_site_that_attacks_over_a_superlink(tmp_path: Path) -> None:
     assert models["median"].mean().abs() < 0.1
 
 
+@dataclass(frozen=True)
+class RootOfSamples(Weighting):
+    claims: ClassVar[str] = "samples"
+
+    def weights(self, round: ServerRound, slot: Slot) -> tuple[Tensor | None, Slot]:
+        return None if round.samples is None else round.samples.sqrt(), slot
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ("attack.kind=alie", "attack.kind = 'alie' is for simulations, not for real sites"),
         ("train.baselines=true", "train.baselines = true has no effect: no baseline is trained on the sites"),
         ("methods.fedavg.weighting=samples", "train.screen = 0 bounds no claim; use weighting = 'equal'"),
+        (f"methods.fedavg.weighting={__name__}:RootOfSamples", "RootOfSamples' of method 'fedavg' counts the samples"),
     ],
 )
 def test_what_a_deployment_cannot_have_is_one_line(spec: Path, settings: str, message: str) -> None:

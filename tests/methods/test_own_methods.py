@@ -6,7 +6,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -295,9 +295,72 @@ class ModelsAlone(Before):
         return models  # type: ignore[return-value]
 
 
+@dataclass(frozen=True)
+class OfNoLosses(Objective):
+    def __call__(self, losses: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
+        return 2 * torch.ones((), requires_grad=True)
+
+
+@dataclass(frozen=True)
+class InPlaceWeights(Objective):
+    def __call__(self, losses: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
+        return (weights.div_(weights.sum()) * losses).sum()
+
+
+@dataclass(frozen=True)
+class NegativeWeights(Weighting):
+    def weights(self, round: ServerRound, slot: Slot) -> tuple[Tensor | None, Slot]:
+        return torch.arange(-1.0, len(round.clients) - 1.0), slot
+
+
+@dataclass(frozen=True)
+class WholeMessage(Training):
+    def sends(self, model: nn.Module) -> Slot:
+        return {"counts": torch.zeros(2, dtype=torch.int64)}
+
+
+@dataclass(frozen=True)
+class NoMessages(Training):
+    def sends(self, model: nn.Module) -> Slot:
+        return None  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class FirstAlone(Before):
+    def apply(self, models: Tensor, round: ServerRound, slot: Slot) -> Prepared:
+        return Prepared(models[:1], None, slot)
+
+
+@dataclass(frozen=True)
+class WrongMixing(Before):
+    def apply(self, models: Tensor, round: ServerRound, slot: Slot) -> Prepared:
+        return Prepared(models[:2], torch.ones(2, 3), slot)
+
+
+@dataclass(frozen=True)
+class SlotWithoutName(Aggregator):
+    def init(self, parameters: Tensor, population: int) -> Slot:
+        return {"": torch.zeros(1)}
+
+
+@dataclass(frozen=True)
+class NoOptimizerSlot(ServerOptimizer):
+    def init(self, parameters: Tensor) -> Slot:
+        return None  # type: ignore[return-value]
+
+
 @pytest.mark.parametrize(
     ("component", "problem"),
     [
+        (OfNoLosses(), "returned a number that does not depend on the losses; compute it from them"),
+        (InPlaceWeights(), "changed a tensor in place that __call__ was given"),
+        (NegativeWeights(), "returned [-1.0, 0.0, 1.0, 2.0] as weights; expected numbers ≥ 0"),
+        (WholeMessage(), "returned torch.int64 as 'counts' of what a client sends; expected a tensor of torch.float32"),
+        (NoMessages(), "returned NoneType as what a client sends; expected a dictionary of tensors by name"),
+        (FirstAlone(), "returned 1 models for 4 without mixing; expected a model for every client, or as mixing"),
+        (WrongMixing(), "returned shape (2, 3) as mixing; expected finite numbers of shape (2, 4)"),
+        (SlotWithoutName(), "returned dict as the slot of the server; expected a dictionary of tensors by name"),
+        (NoOptimizerSlot(), "returned NoneType as its slot; expected a dictionary of tensors by name"),
         (NoSlot(), "returned Tensor from aggregate; expected two things, of which the last is its next slot"),
         (ListAsSlot(), "returned list as 'count' of the slot of the server; expected a tensor"),
         (InPlace(), "changed a tensor in place that aggregate was given; expected new tensors"),
@@ -333,6 +396,80 @@ def test_what_a_component_returns_wrongly_is_one_line(component: Any, problem: s
     assert f"{component.kind} 'tests.methods.test_own_methods:{type(component).__name__}'" in text
     assert "test_own_methods.py" in text
     assert "\n" not in text
+
+
+@dataclass(frozen=True)
+class Remembers(Aggregator):
+    seen: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class BroadcastsNothing(ShortDrift):
+    broadcasts: ClassVar[tuple[str, ...]] = ("control",)
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (Remembers, "has a setting that can change (unhashable type: 'list'); expected tuples instead of lists"),
+        (BroadcastsNothing, "broadcasts 'control', which is none of its server_vectors: it has none"),
+    ],
+)
+def test_a_component_that_cannot_work_is_not_made(make: Callable[[], Any], problem: str) -> None:
+    with pytest.raises(InputError) as error:
+        ft.Method(name="own", **{make.kind: make()})  # type: ignore[attr-defined]
+    assert problem in str(error.value)
+    assert f"test_own_methods:{make.__name__}' ({__file__})" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@dataclass(frozen=True)
+class OfAny(Objective):
+    value: Any = None
+
+    def __call__(self, losses: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
+        return (weights * losses).sum() / weights.sum()
+
+
+@pytest.mark.parametrize(
+    ("components", "problem"),
+    [
+        ({"objective": OfAny(torch.relu)}, "OfAny' .* has value = <built-in .*, which no spec can hold"),
+        ({"objective": OfAny(torch.ones(2))}, r"has value = tensor\(\[1., 1.\]\), which no spec can hold"),
+        ({"aggregator": lambda models: models.mean(0)}, "<lambda>' .* has no name in a module; put it there"),
+    ],
+    ids=["function", "tensor", "lambda"],
+)  # fmt: skip
+def test_what_no_spec_can_hold_is_named_before_a_deployment(components: dict[str, Any], problem: str) -> None:
+    pytest.importorskip("flwr")
+    with pytest.raises(InputError, match=problem):
+        ft.testing._check_deployment(ft.fedavg(**components, name="own"))
+
+
+def test_a_tensor_as_a_setting_is_part_of_the_record_of_a_run(tmp_path: Path) -> None:
+    settings = {"rounds": 1, "participation": 1.0, "epochs": 1, "workers": 0, "out": tmp_path / "run"}
+    ft.run([ft.fedavg(objective=OfAny(torch.tensor([0.5, 2.0])))], FED, MODEL, **settings)
+    with pytest.raises(InputError, match="objective"):
+        ft.run([ft.fedavg(objective=OfAny(torch.tensor([0.5, 3.0])))], FED, MODEL, **settings)
+
+
+@dataclass(frozen=True)
+class WithGraph(Aggregator):
+    def aggregate(self, models: Tensor, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        return nn.Parameter(models.mean(0)), {"last": (slot["last"] + 1).requires_grad_()}
+
+    def init(self, parameters: Tensor, population: int) -> Slot:
+        return {"last": torch.zeros(1)}
+
+
+def test_a_state_keeps_no_graph_of_earlier_rounds() -> None:
+    methods = [ft.fedavg(), ft.fedavg(aggregator=WithGraph(), name="own")]
+    *_, last = ft.simulate(methods, FED, MODEL, rounds=2, participation=1.0, epochs=1, workers=0)
+    state = last.state.server["own"]
+    torch.testing.assert_close(state.parameters, last.state.server["fedavg"].parameters)
+    assert state.slot("aggregator")["last"].tolist() == [2.0]
+    assert type(state.parameters) is Tensor
+    assert not any(tensor.requires_grad for tensor in state.to_tensors().values())
 
 
 @pytest.mark.parametrize(
@@ -573,6 +710,48 @@ def test_workers_return_messages_that_are_larger_than_the_model() -> None:
 
 def unweighted_objective(losses: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
     return losses.mean()
+
+
+def weighted_objective(losses: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
+    return (weights * losses).sum() / weights.sum()
+
+
+def worst_half(losses: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
+    return losses.topk(-(-len(losses) // 2)).values.mean()
+
+
+@pytest.mark.parametrize("objective", [unweighted_objective, worst_half])
+def test_an_objective_that_counts_samples_of_weight_0_is_not_stacked(objective: Any) -> None:
+    data = ft.data.load("digits")
+    unequal = ft.Federation.build(data, clients=24, partition="dirichlet", alpha=0.3, seed=0)
+    assert len({len(index) for index in unequal.train_index}) > 2
+    settings = {"rounds": 1, "participation": 0.2, "epochs": 1, "workers": 0, "batch_size": 7}
+
+    def shared(own: Any, backend: str, *others: ft.Method) -> Tensor:
+        methods = [ft.fedavg(objective=own, name="own"), *others]
+        *_, last = ft.simulate(methods, unequal, MODEL, backend=backend, **settings)
+        return last.state.server["own"].parameters
+
+    torch.testing.assert_close(shared(weighted_objective, "stacked"), shared(weighted_objective, "autograd"))
+    with pytest.raises(InputError, match=f"{objective.__name__}' counts samples of weight 0, which fill a stack"):
+        shared(objective, "stacked")
+    assert torch.equal(shared(objective, "stacked", ft.fedavg()), shared(objective, "autograd"))
+
+
+@dataclass(frozen=True)
+class CountsRows(Training):
+    def init_client(self, model: nn.Module) -> Slot:
+        return {"rows": torch.zeros(2)}
+
+    def train(self, model: nn.Module, batches: ClientBatches, received: Slot, slot: Slot) -> ClientResult:
+        return ClientResult(own_loop(model, batches), slot={"rows": torch.tensor([len(batches.y), len(batches)]) * 1.0})
+
+
+def test_a_client_update_is_given_all_samples_whatever_its_steps() -> None:
+    method = ft.Method(name="own", training=CountsRows())
+    *_, last = ft.simulate([method], FED, MODEL, rounds=1, participation=1.0, local_steps=1, workers=0)
+    rows = [last.state.client_states.get(("own", n)).slot("training")["rows"].tolist() for n in range(FED.clients)]
+    assert rows == [[len(index), 1] for index in FED.train_index]
 
 
 def unweighted_training(model: nn.Module, batches: ClientBatches) -> nn.Module:

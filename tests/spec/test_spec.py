@@ -17,6 +17,7 @@ from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.methods import (
     COMPONENTS,
+    PARTS,
     Local,
     Method,
     Personal,
@@ -31,7 +32,7 @@ from fedtilt.methods.aggregators import Krum, Median, Tilted
 from fedtilt.methods.before import NNM, Clip
 from fedtilt.methods.weightings import Afl
 from fedtilt.spec.fields import TABLES
-from fedtilt.spec.method import COMPONENT_KEYS, METHOD_FACTORIES, method_keys, preset_settings
+from fedtilt.spec.method import METHOD_FACTORIES, method_keys, preset_settings
 
 SPEC_PAGE = importlib.util.module_from_spec(
     _found := importlib.util.spec_from_file_location("spec_page", Path(__file__).parents[2] / "docs/spec_page.py")
@@ -179,8 +180,8 @@ def test_a_division_is_what_its_keywords_are():
 
 def test_a_method_has_every_setting_of_the_library():
     assert set(method_keys()) == {key for preset in METHOD_FACTORIES for key in preset_settings(preset)}
-    assert {*COMPONENTS} < {*COMPONENT_KEYS}
-    assert list(method_keys())[-len(COMPONENT_KEYS) :] == list(COMPONENT_KEYS)
+    assert {*COMPONENTS} < {*PARTS}
+    assert list(method_keys())[-len(PARTS) :] == list(PARTS)
     assert all(method_keys().values())
 
 

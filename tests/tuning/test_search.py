@@ -219,6 +219,7 @@ def test_impossible_combinations_are_named_and_impossible_values_rejected() -> N
     ("options", "message"),
     [
         ({"over": {"taw": [1]}}, "over taw: there is no such setting to tune; did you mean tau?"),
+        ({"over": {"start": ["last"]}}, "over start: there is no such setting to tune; did you mean personal.start?"),
         ({"over": {"rounds": [1]}}, "over rounds: there is no such setting to tune"),
         ({"over": {"lam": []}}, "over lam is empty"),
         ({"over": {"lam": [0]}}, "over lam=0 is the setting that fedtilt has; give other values"),

@@ -52,7 +52,7 @@ def setting(
     metadata = {
         "meaning": meaning, "limits": limits, "choices": tuple(choices), "example": example, "allowed": allowed,
         "heading": heading, "inf": inf, "check": check, "convert": convert, "in_table": in_table, "own": own,
-        "named": named or {},
+        "named": {} if named is None else named,
         "only_with": {name: tuple(values) for name, values in (only_with or {}).items()},
     }  # fmt: skip
     if isinstance(default, dict):
@@ -244,7 +244,7 @@ def documented(table: type[Class]) -> type[Class]:
     plain = [
         parameter.replace(
             annotation=types[name],
-            default=parameter.empty if parameter.default is parameter.empty else default_of(settings[name]),
+            default=parameter.default if parameter.default in (parameter.empty, None) else default_of(settings[name]),
         )
         for name, parameter in signature.parameters.items()
     ]

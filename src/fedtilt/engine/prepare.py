@@ -16,7 +16,7 @@ from fedtilt.engine.client import plan
 from fedtilt.engine.initial_model import initial_model
 from fedtilt.engine.root_set import RootSet
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.engine.state import initial_server
+from fedtilt.engine.state import initial_server, messages_of
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.executors.client_batches import BatchSettings
 from fedtilt.executors.forked import ForkedExecutor, can_fork, cores
@@ -25,6 +25,7 @@ from fedtilt.executors.ray_executor import RayExecutor
 from fedtilt.executors.sharded_models import uses_shards
 from fedtilt.math.client_models import column_blocks
 from fedtilt.methods import Method, check_bad_share, check_levels, check_steps_used
+from fedtilt.methods.component import check_declared
 from fedtilt.models import ModelSource, build_without_storage, recipe, trained_parameters
 from fedtilt.parts import Parts
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
@@ -79,6 +80,8 @@ def prepare(
     if template is not None:
         _check_memory(template, methods, federation, settings, device)
     net, parts = initial_model(federation, model, settings)
+    for method in methods:
+        messages_of(method, parts, federation.population, net)  # raises for what cannot be sent
     if template is None:  # a model of the user's own has to be built to know its size
         _check_memory(net, methods, federation, settings, device)
     jobs = example_jobs(methods, net, parts, settings, federation)
@@ -191,7 +194,8 @@ def models_kept(methods: Sequence[Method], settings: TrainSettings, *, clients: 
     # of a client: its models, the vector of a correction, and which parameters train first
     jobs = sum(1 + m.has_personal + (m.correction is not None) + _trains_apart(m) for m in methods)
     optimizers = [m.optimizer or settings.server_optimizer for m in methods]
-    server = sum(1 if o is None else 1 + len(o.init(torch.zeros(0))) for o in optimizers)  # w, and the optimiser's slot
+    slots = [check_declared(o, "its slot", o.init(torch.zeros(1))) for o in optimizers if o is not None]
+    server = len(methods) + sum(map(len, slots))  # w, and the optimiser's slot
     client = settings.client_optimizer
     optimizer = _OPTIMIZER_TENSORS.get(client.name, 2 if client.is_of_torch else int(client.momentum > 0))
     in_training = 2 + optimizer  # parameters, gradients, state of the optimiser

@@ -54,6 +54,10 @@ class RoundRule:
         if weights is not None:
             dtype = weights.dtype if isinstance(weights, Tensor) else torch.float64
             weights = check_tensor(method.weighting, "weights", weights, torch.zeros(len(updates), dtype=dtype))
+            if weights.is_complex() or bool((weights < 0).any()):
+                raise InputError(
+                    f"{describe(method.weighting)} returned {weights.tolist()!s:.60} as weights; expected numbers ≥ 0"
+                )
         slot = check_slot(method.weighting, "the slot of the server", slot, before)
         names = [f"before.{i}" for i in range(len(method.before))] + ["aggregator"]
         slots = {name: server.slot(name) for name in names}
@@ -74,15 +78,9 @@ class RoundRule:
         for i, step in enumerate(self.method.before):
             assert isinstance(models, Tensor)  # `uses_shards` is for methods without such steps
             prepared = run_step(step, "apply", models, given, slots[f"before.{i}"])
-            if not isinstance(prepared, Prepared):
-                raise InputError(
-                    f"{describe(step)} returned {type(prepared).__name__} from apply; expected "
-                    "Prepared(models, mixing, slot)"
-                )
-            like = models.new_zeros(len(prepared.models), models.shape[1])
-            models = check_tensor(step, "models", prepared.models, like)
-            if prepared.mixing is not None:
-                given = given.mixed(prepared.mixing)
+            models, mixing = _checked(step, prepared, models)
+            if mixing is not None:
+                given = given.mixed(mixing)
             slots[f"before.{i}"] = check_slot(step, "the slot of the server", prepared.slot, slots[f"before.{i}"])
         return models, replace(self, round=given, slots=slots)
 
@@ -105,6 +103,26 @@ class RoundRule:
         """One message of those that the clients sent beside their models, (C, …) → (…); see `Aggregator`."""
         rule = self.method.aggregator
         return rule.combine_messages(messages.reshape(len(messages), -1), self.round).reshape(messages.shape[1:])
+
+
+def _checked(step: Component, prepared: object, models: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The models after a step before the rule, (M, P), and their weights (M, C) of those before it, in float64."""
+    if not isinstance(prepared, Prepared):
+        raise InputError(
+            f"{describe(step)} returned {type(prepared).__name__} from apply; expected Prepared(models, mixing, slot)"
+        )
+    found, mixing = prepared.models, prepared.mixing
+    count = len(found) if isinstance(found, Tensor) and found.ndim else 0
+    if count != len(models) and mixing is None:
+        raise InputError(
+            f"{describe(step)} returned {count} models for {len(models)} without mixing; expected a model for every "
+            "client, or as mixing the weights (models, clients) with which they are means"
+        )
+    found = check_tensor(step, "models", found, models[:1].expand(max(1, count), -1))
+    if mixing is not None:
+        like = torch.zeros(count, len(models))
+        mixing = check_tensor(step, "mixing", mixing, like.to(mixing) if isinstance(mixing, Tensor) else like).double()
+    return found, mixing
 
 
 def sent_to(component: Component | None, updates: Mapping[int, ClientUpdate]) -> dict[str, Tensor]:

@@ -95,8 +95,11 @@ class BatchSettings:
         }  # fmt: skip
 
     def _used(self, samples: int, jobs: Sequence[LocalJob]) -> int:
-        """How many samples of a client's first epoch these jobs train on if they make a few steps; otherwise all."""
-        if any(job.steps is None or job.measures_loss for job in jobs):
+        """How many samples of a client's first epoch these jobs train on if they make a few steps; otherwise all.
+
+        The user's `train` is given all samples of the client, beside its steps.
+        """
+        if any(job.steps is None or job.measures_loss or job.training is not None for job in jobs):
             return samples
         steps = max(job.steps or 0 for job in jobs)
         bounds = batch_bounds(samples, self.batch_size, self.last_batch)

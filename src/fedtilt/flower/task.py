@@ -19,7 +19,6 @@ from fedtilt.engine.initial_model import build_initial_model
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.methods import Method, check_levels
-from fedtilt.methods.weightings import BySamples
 from fedtilt.models import ModelSource, recipe
 from fedtilt.parts import Parts
 from fedtilt.spec import Spec, federation_of, load, model_of, train_settings_of
@@ -174,10 +173,10 @@ class Task:
             )
         if spec.train.baselines:
             raise InputError("train.baselines = true has no effect: no baseline is trained on the sites; remove it")
-        if isinstance(method.weighting, BySamples) and settings.screen == 0:
+        if method.weighting.claims == "samples" and settings.screen == 0:
             raise InputError(
-                f"weighting = 'samples' of method {method.name!r} counts the samples that sites claim, and "
-                "train.screen = 0 bounds no claim; use weighting = 'equal', or remove train.screen"
+                f"weighting = {method.weighting.label!r} of method {method.name!r} counts the samples that sites "
+                "claim, and train.screen = 0 bounds no claim; use weighting = 'equal', or remove train.screen"
             )
         if settings.privacy is not None and settings.privacy.randomness is None:
             settings = dataclasses.replace(settings, privacy=dataclasses.replace(settings.privacy, randomness="secret"))

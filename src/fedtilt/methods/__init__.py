@@ -5,10 +5,11 @@ from fedtilt.methods.aggregators import Aggregator
 from fedtilt.methods.before import Before, Prepared
 from fedtilt.methods.component import COMPONENTS, Component, ServerRound, Slot
 from fedtilt.methods.corrections import ClientStep, Correction, ServerStep
-from fedtilt.methods.method import Method, component_of
+from fedtilt.methods.method import PARTS, Method, component_of
 from fedtilt.methods.objectives import Levels, Objective
 from fedtilt.methods.personal import Local, Moreau, Personal
 from fedtilt.methods.presets import (
+    PARAMETERS,
     PRESETS,
     afl,
     ditto,

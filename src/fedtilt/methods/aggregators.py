@@ -105,7 +105,7 @@ class Tilted(Aggregator):
 
     rule: ClassVar[str] = "tilted"
     takes_weights: ClassVar[bool] = True
-    q: float = setting(0.0, "tilt over the distances to the clients' models", inf=True)
+    q: float = setting(0.0, "tilt over the clients, by the distances to their models", inf=True)
     distance: str = setting("squared_l2", "between a client's model and the shared one", choices=DISTANCES)
     steps: tuple[int, float] | None = setting(
         None, "(E_2, eta_3): gradient steps of this size; default: the exact optimum",

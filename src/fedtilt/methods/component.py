@@ -64,6 +64,16 @@ class Component(NamedSettings):
         written = self.source
         return vars(written).get("rule") or f"{written.__module__}:{written.__qualname__}"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            hash(self)
+        except TypeError as error:
+            raise InputError(
+                f"{describe(self)} has a setting that can change ({error}); expected tuples instead of lists, and what "
+                "it remembers in its slot"
+            ) from None
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerRound:
@@ -175,7 +185,7 @@ def check_tensor(component: Component, what: str, value: object, like: Tensor) -
             f"{like.dtype}, on {like.device}"
         )
     assert isinstance(value, Tensor)
-    return value
+    return value.detach()  # else a state would keep the graphs of all rounds before
 
 
 def check_slot(component: Component, what: str, slot: object, like: Slot) -> dict[str, Tensor]:
@@ -192,9 +202,9 @@ def check_slot(component: Component, what: str, slot: object, like: Slot) -> dic
 
 def check_declared(component: Component, what: str, slot: object, dtype: torch.dtype | None = None) -> Slot:
     """Raise InputError if a slot is not a dictionary of tensors, of this type if it is given."""
-    if not isinstance(slot, Mapping) or not all(isinstance(name, str) for name in slot):
+    if not isinstance(slot, Mapping) or not all(isinstance(name, str) and name for name in slot):
         raise InputError(
-            f"{describe(component)} returned {type(slot).__name__} as {what}; expected a dictionary of tensors"
+            f"{describe(component)} returned {type(slot).__name__} as {what}; expected a dictionary of tensors by name"
         )
     for name, value in slot.items():
         if not isinstance(value, Tensor) or value.dtype != (dtype or value.dtype):

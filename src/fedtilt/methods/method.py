@@ -6,19 +6,16 @@ from typing import Any, NamedTuple, Self
 
 from fedtilt.checks import is_plain_name
 from fedtilt.config.named import make_named
-from fedtilt.config.setting_fields import check_number
+from fedtilt.config.setting_fields import REQUIRED, check_number, documented, setting
 from fedtilt.errors import InputError
 from fedtilt.imports import import_function, is_function_path
 from fedtilt.methods import aggregators, objectives, weightings
-from fedtilt.methods.component import BASES, COMPONENTS, MESSAGES, Component
+from fedtilt.methods.component import BASES, COMPONENTS, MESSAGES, Component, describe
 from fedtilt.methods.functions import FUNCTIONS, function_component
 from fedtilt.methods.personal import Moreau, PersonalModel
 from fedtilt.text_tables import html_table
 from fedtilt.toml_text import format_toml
 
-NUMBERS: dict[str, dict[str, float]] = {  # the limits of what is no component
-    "prox": {"ge": 0}, "client_momentum": {"ge": 0, "lt": 1}, "lr": {"gt": 0},
-}  # fmt: skip
 DEFAULT_RULE = {"personal": "proximal", "local": "local", "objective": "tilted"}  # where a table need not name it
 
 
@@ -77,6 +74,7 @@ class Origin(NamedTuple):
     parts: Mapping[str, Any]  # what it made
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """How clients train and how the server aggregates: a name, and components.
@@ -84,38 +82,48 @@ class Method:
     Every component may be one of `fedtilt.methods`, your own, a built-in one's name, a table of `rule` and settings, or
     a plain function where one suffices: `aggregator=lambda models: models.mean(0)`.
 
-    Args:
-        name: unique in a run
-        objective: what a client minimises, from the losses of a batch; by default their mean
-        personal: a second model of every client, which stays there; by default none
-        local: parameters that stay on their client; by default none
-        correction: of client drift; by default none
-        training: the whole update of a client in plain PyTorch, in place of the four above
-        prox: weight of a proximal term of the shared model towards the received one (FedProx)
-        client_momentum: a client sends the moving average of its updates over rounds, with this weight of earlier ones
-        lr: learning rate of the shared model; by default the run's
-        weighting: how clients count on the server; by default equally
-        before: steps before the aggregator, in this order
-        aggregator: how models become one model; by default `Tilted` with q = 0, the mean
-        optimizer: on the server; by default that of the run
-
     >>> Method(name="mine", aggregator={"rule": "krum", "bad_share": 0.2}, weighting="equal").aggregator.bad_share
     0.2
     """
 
-    name: str
-    objective: Any = objectives.Tilted()  # noqa: RUF009
-    personal: Any = None
-    local: Any = None
-    correction: Any = None
-    training: Any = None
-    prox: float = 0.0
-    client_momentum: float = 0.0
-    lr: float | None = None
-    weighting: Any = weightings.Equal()  # noqa: RUF009
-    before: Any = ()
-    aggregator: Any = aggregators.Tilted()  # noqa: RUF009
-    optimizer: Any = None
+    name: str = setting(REQUIRED, "unique in a run")
+    objective: Any = setting(
+        objectives.Tilted(), "what a client minimises, from the losses of a batch; default: their mean",
+        named=COMPONENTS["objective"], own="your own",
+    )  # fmt: skip
+    personal: Any = setting(
+        None, "a second model of every client, which stays there; default: none",
+        named=COMPONENTS["personal"], own="your own",
+    )  # fmt: skip
+    local: Any = setting(
+        None, "parameters that stay on their client; default: none",
+        named=COMPONENTS["local"], allowed="a list of patterns of names, a table, or your own",
+    )  # fmt: skip
+    correction: Any = setting(None, "of client drift; default: none", named=COMPONENTS["correction"], own="your own")
+    training: Any = setting(
+        None, "the whole update of a client in plain PyTorch, in place of the four above; default: none",
+        named=COMPONENTS["training"], own="your own",
+    )  # fmt: skip
+    prox: float = setting(0.0, "weight of a proximal term of the shared model towards the received one (FedProx)", ge=0)
+    client_momentum: float = setting(
+        0.0, "a client sends the moving average of its updates over rounds, with this weight of earlier ones", ge=0,
+        lt=1,
+    )  # fmt: skip
+    lr: float | None = setting(None, "learning rate of the shared model; default: the run's", gt=0)
+    weighting: Any = setting(
+        weightings.Equal(), "how clients count on the server; default: equally",
+        named=COMPONENTS["weighting"], own="your own",
+    )  # fmt: skip
+    before: Any = setting(
+        (), "steps before the aggregator, in this order; default: none", named=COMPONENTS["before"], own="your own"
+    )
+    aggregator: Any = setting(
+        aggregators.Tilted(), "how models become one model; default: `tilted` with q = 0, the mean",
+        named=COMPONENTS["aggregator"], own="your own",
+    )  # fmt: skip
+    optimizer: Any = setting(
+        None, "on the server; default: that of the run", named=COMPONENTS["optimizer"], own="your own"
+    )
     origin: Origin | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -143,10 +151,11 @@ class Method:
             object.__setattr__(self, "origin", None)  # changed since: the preset would not make it again
 
     def _check_numbers(self) -> None:
-        for key, limits in NUMBERS.items():
-            if key != "lr" or self.lr is not None:
-                value = check_number(getattr(self, key), f"{key} of method {self.name!r}", limits)
-                object.__setattr__(self, key, value)
+        for each in fields(self):
+            value, limits = getattr(self, each.name), each.metadata.get("limits")
+            if limits and not (value is None and each.default is None):
+                value = check_number(value, f"{each.name} of method {self.name!r}", limits)
+                object.__setattr__(self, each.name, value)
 
     def _check_clients(self) -> None:
         """Raise InputError if something has no effect beside another component of the clients."""
@@ -195,6 +204,13 @@ class Method:
                     f"{self.aggregator.label!r} protects from none of them; declare messages = 'aggregated' or "
                     "'bounded', or use aggregator = 'mean'"
                 )
+        if self.correction is not None:
+            for vector in self.correction.broadcasts:
+                if vector not in self.correction.server_vectors:
+                    raise InputError(
+                        f"{describe(self.correction)} broadcasts {vector!r}, which is none of its server_vectors: "
+                        f"{', '.join(map(repr, self.correction.server_vectors)) or 'it has none'}"
+                    )
         labels = [step.label for step in self.before]
         for step in self.before:
             if labels.count(step.label) > 1:
@@ -248,7 +264,7 @@ class Method:
 
     def parts(self) -> dict[str, Any]:
         """Everything but its name."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("name", "origin")}
+        return {name: getattr(self, name) for name in PARTS}
 
     def to_table(self, *, all: bool = False) -> dict[str, Any]:
         """Everything that differs from the default, as a table of a spec without the name; or all settings."""
@@ -312,3 +328,6 @@ class Method:
         """What a notebook shows: what differs from the defaults."""
         rows = [(key, format_toml(value)) for key, value in self.to_table().items()]
         return html_table(f"Method {self.name!r}", ["part", "value"], rows, "All others have their defaults.")
+
+
+PARTS = tuple(each.name for each in fields(Method) if each.name not in ("name", "made"))  # what a method is made of

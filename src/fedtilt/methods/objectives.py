@@ -1,5 +1,6 @@
 """Objectives: what a client minimises, as a function of the losses of a batch, their groups and weights."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,7 +12,7 @@ from fedtilt.checks import number
 from fedtilt.config.setting_fields import setting
 from fedtilt.errors import InputError
 from fedtilt.math.tilt import nested_tilt
-from fedtilt.methods.component import Component, describe
+from fedtilt.methods.component import Component, describe, unchanged
 
 Levels = Sequence[tuple[str, float]]
 
@@ -48,11 +49,37 @@ def objective_value(objective: Objective, losses: Tensor, groups: Tensor, weight
 
 def check_objective(objective: Objective, *, weighted: bool = False) -> None:
     """Raise InputError if an objective of a few losses is not a number that they decide, or ignores their weights."""
-    losses = torch.tensor([1.0, 2.0, 5.0], requires_grad=True)
-    groups = torch.tensor([0, 1, 1])
-    value = objective_value(objective, losses, groups, torch.ones(3))
+    losses = torch.tensor([1.0, 2.0, 5.0], requires_grad=True) * 1.0  # as in training, no leaf of the graph
+    groups, weights = torch.tensor([0, 1, 1]), torch.ones(3)
+    with unchanged(objective, "__call__", losses, groups, weights):
+        value = objective_value(objective, losses, groups, weights)
+    if torch.autograd.grad(value, losses, retain_graph=True, allow_unused=True)[0] is None:
+        raise InputError(
+            f"{describe(objective)} returned a number that does not depend on the losses; compute it from them"
+        )
     if weighted and torch.equal(objective_value(objective, losses, groups, torch.tensor([1.0, 1.0, 0.0])), value):
         raise InputError(f"{describe(objective)} ignores the weights that the samples have; count them by `weights`")
+
+
+@functools.lru_cache(maxsize=64)  # asked about every job
+def counts_weight_0(objective: Objective) -> bool:
+    """Whether samples of weight 0 change an objective or its gradient: a stack fills the batches of clients with them.
+
+    >>> from fedtilt.methods import component_of
+    >>> def unweighted(losses, groups, weights):
+    ...     return losses.mean()
+    >>> counts_weight_0(component_of("objective", unweighted)), counts_weight_0(Tilted(tau=1.0))
+    (True, False)
+    """
+    found = []
+    for filled in (0, 2):
+        losses = torch.tensor([1.0, 2.0, 5.0, 0.5, 9.0][: 3 + filled], requires_grad=True)
+        groups, weights = torch.tensor([0, 1, 1, 2, 0])[: 3 + filled], torch.tensor([1.0] * 3 + [0.0] * filled)
+        value = objective_value(objective, losses, groups, weights)
+        found.append((value.detach(), *torch.autograd.grad(value, losses)))
+    (value, gradient), (filled_value, filled_gradient) = found
+    expected = torch.cat([gradient, torch.zeros(2)])
+    return not (torch.allclose(value, filled_value, 1e-4) and torch.allclose(expected, filled_gradient, 1e-4, 1e-6))
 
 
 def _levels(value: Any) -> tuple[tuple[str, float], ...]:
@@ -81,8 +108,13 @@ class Tilted(Objective):
     """
 
     rule: ClassVar[str] = "tilted"
-    tau: float = setting(0.0, "tilt over the groups of a client: those that the data names, else its classes", inf=True)
-    lam: float = setting(0.0, "tilt over the samples of a group", inf=True)
+    tau: float = setting(
+        0.0, "tilt over the groups of a client, those that the data names, else its classes; > 0 weights the worst "
+        "groups, < 0 the best", inf=True,
+    )  # fmt: skip
+    lam: float = setting(
+        0.0, "tilt over the samples of a group; > 0 weights the largest losses, < 0 ignores outliers", inf=True
+    )
     levels: tuple[tuple[str, float], ...] = setting(
         (), 'more levels in place of tau, (groups, tilt) from inner to outer: "class" is the labels, other names are '
         "columns of groups", allowed='a list of pairs, such as [["class", 5], ["ward", 2]]', convert=_levels,

@@ -25,7 +25,10 @@ class Personal(Component):
 
     kind: ClassVar[str] = "personal"
     rule: ClassVar[str] = "proximal"
-    mu: float = setting(0.01, "weight of the proximal term of the personal model towards the shared one", ge=0)
+    mu: float = setting(
+        0.01, "weight of the proximal term of the personal model towards the shared one; in a preset, inf is without "
+        "personal models", ge=0,
+    )  # fmt: skip
     start: str = setting(
         "last",
         "where the personal model starts in a round: where its last round ended (first at the received model, or at "
@@ -73,7 +76,7 @@ class Local(Component):
         allowed='a list of patterns of names, such as ["head.*"]',
     )  # fmt: skip
     first_epochs: int | None = setting(
-        None, "passes that train these parameters alone before only the others train; default: all train together",
+        None, "passes that train these parameters alone, before only the others train; default: all train together",
         ge=1, example=10,
     )  # fmt: skip
     trains: bool = setting(

@@ -2,19 +2,19 @@
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, field, make_dataclass, replace
 from functools import wraps
 from textwrap import fill
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, get_type_hints
 
 from fedtilt.checks import number
-from fedtilt.config.setting_fields import settings_of
+from fedtilt.config.setting_fields import REQUIRED, default_of, meaning_of, setting, setting_of, settings_of
 from fedtilt.errors import InputError
 from fedtilt.methods.aggregators import FedMgda, QFfl, Tilted
 from fedtilt.methods.component import Component
 from fedtilt.methods.corrections import FedDyn, Scaffold
-from fedtilt.methods.method import Method, Origin
+from fedtilt.methods.method import PARTS, Method, Origin
 from fedtilt.methods.objectives import Levels, PropFair
 from fedtilt.methods.objectives import Tilted as TiltedLosses
 from fedtilt.methods.personal import Local, Moreau, Personal
@@ -23,7 +23,7 @@ from fedtilt.parts import LAST_LAYER
 
 P = ParamSpec("P")
 PRESETS: dict[str, Callable[..., Method]] = {}
-_FIELDS = [field.name for field in fields(Method) if field.name not in ("name", "origin")]
+PARAMETERS: dict[str, type] = {}  # preset → its parameters, as a dataclass of settings
 _ALL_TAKE = {
     "name": "the name of the method in the run",
     "**components": "any other component of `Method`: weighting, before, aggregator, …",
@@ -35,23 +35,25 @@ _SETTINGS = {  # parameter of presets → the setting of their components
 }  # fmt: skip
 
 
-def preset(*parts: type[Component]) -> Callable[[Callable[P, Method]], Callable[P, Method]]:
+def preset(*parts: type[Component], **declared: Any) -> Callable[[Callable[P, Method]], Callable[P, Method]]:
     """A published method: its name in specs is that of the function, and the method knows how it was made.
 
     Args:
-        *parts: components that it is made of; they document what the docstring of the function does not: the paper,
-            and parameters that are settings of theirs
+        *parts: components that it is made of, whose settings its parameters are; the first one documents the paper if
+            the docstring of the function does not
+        **declared: parameters that are no settings of these
     """
 
     def decorate(function: Callable[P, Method]) -> Callable[P, Method]:
         parameters = inspect.signature(function).parameters
-        own = [key for key, p in parameters.items() if key != "name" and p.kind is not p.VAR_KEYWORD]
+        settings = _parameters(function, parts, declared)
+        own = [*settings_of(settings)]
 
         @wraps(function)
         def make(*args: P.args, **kwargs: P.kwargs) -> Method:
             for key in kwargs:
-                if key not in (*parameters, *_FIELDS):
-                    takes = ", ".join([*own, *_FIELDS])
+                if key not in (*parameters, *PARTS):
+                    takes = ", ".join([*own, *PARTS])
                     raise InputError(
                         f"{key} is not a setting of {function.__name__}, which takes {takes}; leave it out"
                     )
@@ -67,23 +69,39 @@ def preset(*parts: type[Component]) -> Callable[[Callable[P, Method]], Callable[
             arguments = {key: bound.arguments[key] for key in own} | dict(bound.arguments.get("components", {}))
             return replace(method, origin=Origin(make, arguments, method.parts()))
 
-        make.__doc__ = _docstring(inspect.cleandoc(function.__doc__ or ""), own, parts)
-        PRESETS[function.__name__] = make
+        make.__doc__ = _docstring(inspect.cleandoc(function.__doc__ or ""), settings, parts)
+        PRESETS[function.__name__], PARAMETERS[function.__name__] = make, settings
         return make
 
     return decorate
 
 
-def _docstring(text: str, parameters: Sequence[str], parts: Sequence[type[Component]]) -> str:
-    """The docstring of a preset, with the paper and the meanings of parameters that its components have."""
+def _parameters(function: Callable[..., Method], parts: Sequence[type[Component]], declared: Mapping[str, Any]) -> type:
+    """The parameters of a preset with the types, limits and meanings of its components, and its own defaults."""
+    known = {key: each for part in reversed(parts) for key, each in settings_of(part).items()}
+    hints, found = get_type_hints(function), []
+    for key, p in inspect.signature(function).parameters.items():
+        if key != "name" and p.kind is not p.VAR_KEYWORD:
+            of = declared.get(key) or known.get(key) or known[_SETTINGS[key]]
+            metadata = {**of.metadata, "in_table": True}
+            default = REQUIRED if p.default is p.empty else p.default
+            found.append((key, of.type or hints[key], field(default=default, metadata=metadata)))
+    return make_dataclass(function.__name__, found, kw_only=True)
+
+
+def _docstring(text: str, settings: type, parts: Sequence[type[Component]]) -> str:
+    """The docstring of a preset, with the paper of its first component and the meanings of its parameters."""
     text, _, examples = text.partition("\n\n>>>")
-    text, _, own = text.partition("\n\nArgs:\n")
     if "\n\n" not in text and parts:
         text += "\n\n" + inspect.cleandoc(parts[0].__doc__ or "").rpartition("\n\n")[2]
-    settings = {key: field.metadata["meaning"] for part in reversed(parts) for key, field in settings_of(part).items()}
-    meanings = {key: settings[_SETTINGS.get(key, key)] for key in parameters if f"    {key}: " not in own} | _ALL_TAKE
+    meanings = {key: preset_meaning(each) for key, each in settings_of(settings).items()} | _ALL_TAKE
     lines = [fill(f"    {key}: {text}", 116, subsequent_indent=" " * 8) for key, text in meanings.items()]
-    return "\n".join([f"{text}\n\nArgs:", *([own] if own else []), *lines]) + (examples and f"\n\n>>>{examples}") + "\n"
+    return "\n".join([f"{text}\n\nArgs:", *lines]) + (examples and f"\n\n>>>{examples}") + "\n"
+
+
+def preset_meaning(parameter: Field[Any]) -> str:
+    """What a parameter of a preset means; one with a default of its own does not name that of the component."""
+    return meaning_of(parameter) if default_of(parameter) else str(parameter.metadata["meaning"])
 
 
 def compose(name: str, components: dict[str, Any], **fixed: Any) -> Method:
@@ -113,7 +131,7 @@ def proximal(
     return Personal(mu=mu, lr=lr, epochs=epochs, start=start)
 
 
-@preset(TiltedLosses, Personal)
+@preset(TiltedLosses, Personal, Tilted)
 def fedtilt(
     tau: float | None = None, lam: float | None = None, q: float = 0.0, mu: float = 0.01, *, levels: Levels = (),
     lr_personal: float | None = None, epochs_personal: int | None = None, personal_start: str = "last",
@@ -123,12 +141,7 @@ def fedtilt(
 
     Zhang et al., FedTilt: Towards Multi-Level Fairness-Preserving and Robust Federated Learning, arXiv 2503.13537.
 
-    Args:
-        tau: tilt over the groups of a client, those that the data names, else its classes; > 0 weights the worst
-            groups, < 0 the best; required without levels
-        lam: tilt over the samples of a group; > 0 weights the largest losses, < 0 ignores outliers; required
-        q: tilt over the clients, on the server
-        mu: weight of the proximal term of the personal model; inf: no personal model
+    Without `levels`, `tau` is required, and `lam` always; `mu` = inf is without personal models.
 
     >>> fedtilt(tau=50, lam=100).personal.mu
     0.01
@@ -168,14 +181,11 @@ def fedavg(*, name: str = "fedavg", **components: Any) -> Method:
     return compose(name, components)
 
 
-@preset()
+@preset(mu=setting_of(Method, "prox"))
 def fedprox(mu: float = 0.01, *, name: str = "fedprox", **components: Any) -> Method:
     """FedProx: FedAvg with a proximal term towards the received model (Proposition 2).
 
     Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, arXiv 1812.06127.
-
-    Args:
-        mu: weight of the proximal term of the shared model
     """
     return compose(name, components, prox=mu)
 
@@ -192,14 +202,11 @@ def ditto(
     return compose(name, components, personal=proximal(name, mu, lr_personal, epochs_personal, personal_start))
 
 
-@preset()
+@preset(t=setting(REQUIRED, "the tilt", inf=True))
 def term(t: float, *, name: str = "term", **components: Any) -> Method:
     """TERM: one shared model with one tilt over all samples, tau = lam = t.
 
     Li et al., Tilted Empirical Risk Minimization, ICLR 2021, arXiv 2007.01162.
-
-    Args:
-        t: the tilt
     """
     return compose(name, components, objective=TiltedLosses(t, t))
 
@@ -287,9 +294,6 @@ def fedrep(
     """FedRep: FedPer whose local layers train first, alone, for `head_epochs`, and then only the shared ones.
 
     Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021, arXiv 2102.07078.
-
-    Args:
-        head_epochs: passes that train the local parameters alone
     """
     return compose(name, components, local=Local(local, head_epochs))  # type: ignore[arg-type]
 

@@ -10,11 +10,10 @@ from typing import Annotated, Any, get_args, get_origin
 
 from fedtilt.config.setting_fields import REQUIRED, allowed_values, alternatives, default_of, settings_of
 from fedtilt.config.tables import table_of
-from fedtilt.methods import COMPONENTS
+from fedtilt.methods import COMPONENTS, PARTS
 from fedtilt.methods.method import DEFAULT_RULE as DEFAULT_RULES
 from fedtilt.spec.fields import Spec
 from fedtilt.spec.method import (
-    COMPONENT_KEYS,
     METHOD_FACTORIES,
     MethodSpec,
     method_keys,
@@ -37,7 +36,7 @@ def json_schema() -> str:
         "title": "A spec of fedtilt",
         **_table(Spec),
         "$defs": {
-            "method_keys": {"enum": [*settings_of(MethodSpec), *COMPONENT_KEYS]},
+            "method_keys": {"enum": [*settings_of(MethodSpec), *PARTS]},
             **{kind: _component(kind) for kind in COMPONENTS},
         },
     }
@@ -122,7 +121,7 @@ def _method() -> Schema:
     rules = []
     for preset in METHOD_FACTORIES:
         keys, required = preset_settings(preset), required_settings(preset)
-        own = {"enum": [key for key in keys if key not in COMPONENT_KEYS]}
+        own = {"enum": [key for key in keys if key not in PARTS]}
         then: Schema = {"propertyNames": {"anyOf": [{"$ref": "#/$defs/method_keys"}, *([own] if own["enum"] else [])]}}
         if "tau" in required:  # levels may take its place
             then["anyOf"] = [{"required": ["tau"]}, {"required": ["levels"]}]
@@ -137,7 +136,7 @@ def _method_key(key: str) -> Schema:
         component = {"$ref": f"#/$defs/{key}"}
         return {"oneOf": [component, {"type": "array", "items": component}]} if key == "before" else component
     known = [preset_settings(preset) for preset in METHOD_FACTORIES]
-    kinds = [_kinds(settings[key].annotation, {}) for settings in known if key in settings]
+    kinds = [_kinds(settings[key].type, settings[key].metadata["limits"]) for settings in known if key in settings]
     found = [kind for i, kind in enumerate(kinds) if kind not in kinds[:i]]
     return found[0] if len(found) == 1 else {} if {} in found else {"anyOf": found}
 

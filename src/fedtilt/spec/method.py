@@ -2,34 +2,28 @@
 
 import difflib
 import functools
-import inspect
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from fedtilt.config.setting_fields import setting
+from fedtilt.config.setting_fields import setting, settings_of
 from fedtilt.errors import InputError
-from fedtilt.methods import COMPONENTS, PRESETS, Method
+from fedtilt.methods import COMPONENTS, PARAMETERS, PARTS, PRESETS, Method
+from fedtilt.methods.presets import preset_meaning
 from fedtilt.toml_text import format_toml
 
 METHOD_FACTORIES: dict[str, Callable[..., Method]] = {**PRESETS, "custom": Method}
-COMPONENT_KEYS = tuple(each.name for each in fields(Method) if each.name not in ("name", "origin"))
 
 
-def preset_settings(preset: str) -> dict[str, inspect.Parameter]:
+def preset_settings(preset: str) -> dict[str, Field[Any]]:
     """The settings of a preset: its parameters, then the components that it takes.
 
     >>> list(preset_settings("term"))[:3]
     ['t', 'objective', 'personal']
     """
-    own = {
-        key: p
-        for key, p in inspect.signature(METHOD_FACTORIES[preset]).parameters.items()
-        if key not in ("name", "origin") and p.kind is not p.VAR_KEYWORD
-    }
-    components = inspect.signature(Method).parameters
-    return own | {key: components[key] for key in COMPONENT_KEYS if key not in own}
+    own = settings_of(PARAMETERS[preset]) if preset in PARAMETERS else {}
+    components = settings_of(Method)
+    return own | {key: components[key] for key in PARTS if key not in own}
 
 
 def required_settings(preset: str) -> list[str]:
@@ -48,11 +42,9 @@ def preset_parameters() -> dict[tuple[str, str], list[str]]:
     ['feddyn']
     """
     found: dict[tuple[str, str], list[str]] = {}
-    for preset, function in PRESETS.items():
-        meanings = argument_meanings(function)
-        for key in inspect.signature(function).parameters:
-            if key in meanings and key != "name":
-                found.setdefault((key, meanings[key]), []).append(preset)
+    for preset, table in PARAMETERS.items():
+        for key, each in settings_of(table).items():
+            found.setdefault((key, preset_meaning(each)), []).append(preset)
     keys = [key for key, _ in found]
     return {row: found[row] for row in sorted(found, key=lambda row: keys.index(row[0]))}
 
@@ -60,16 +52,8 @@ def preset_parameters() -> dict[tuple[str, str], list[str]]:
 @functools.cache
 def method_keys() -> dict[str, str]:
     """Every key of a method, with its meaning: those of all presets, then the components."""
-    components = argument_meanings(Method)
-    own = {key: meaning for key, meaning in reversed(preset_parameters()) if key not in COMPONENT_KEYS}
-    return dict(reversed(own.items())) | {key: components[key] for key in COMPONENT_KEYS}
-
-
-def argument_meanings(function: Callable[..., Any]) -> dict[str, str]:
-    """What the docstring of a function says about each of its arguments."""
-    _, _, section = (inspect.getdoc(function) or "").partition("Args:\n")
-    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}
+    own = {key: meaning for key, meaning in reversed(preset_parameters()) if key not in PARTS}
+    return dict(reversed(own.items())) | {key: settings_of(Method)[key].metadata["meaning"] for key in PARTS}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,10 @@ from typing import Any, get_origin
 
 from fedtilt.config.setting_fields import Name, alternatives, settings_of
 from fedtilt.errors import InputError
+from fedtilt.methods import COMPONENTS
 from fedtilt.spec.error_messages import method_label, unknown_key
 from fedtilt.spec.fields import TABLES, Spec
-from fedtilt.spec.method import COMPONENT_KEYS, MethodSpec
+from fedtilt.spec.method import MethodSpec
 from fedtilt.toml_text import parse_toml
 
 Raw = dict[str, Any]  # a table of a file
@@ -88,7 +89,7 @@ def component_table(method: Raw, key: str) -> tuple[Raw, str]:
     ({'rule': 'krum'}, 'bad_share')
     """
     kind, _, setting = key.partition(".")
-    if not setting or kind not in COMPONENT_KEYS:
+    if not setting or kind not in COMPONENTS:
         return method, key
     if kind == "before":
         number, _, setting = setting.partition(".")

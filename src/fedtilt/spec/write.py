@@ -1,6 +1,5 @@
 """Write a spec: as TOML, and as the annotated files of `fedtilt init`."""
 
-import inspect
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -13,18 +12,13 @@ from fedtilt.config.setting_fields import (
     default_of,
     default_text,
     meaning_of,
-    number_text,
     settings_of,
 )
-from fedtilt.methods import COMPONENTS, PRESETS
-from fedtilt.methods.method import NUMBERS
+from fedtilt.methods import PARAMETERS, PARTS, PRESETS, Method
 from fedtilt.spec.fields import TABLES, Spec
 from fedtilt.spec.method import (
-    COMPONENT_KEYS,
     MethodSpec,
-    method_keys,
     preset_parameters,
-    preset_settings,
     required_settings,
 )
 from fedtilt.spec.read import load
@@ -111,12 +105,6 @@ def sentence(field: Field[Any]) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def rules_text(kind: str) -> str:
-    """The built-in components of a kind, in words."""
-    names = ", ".join(f"`{name}`" for name in COMPONENTS[kind])
-    return f"{names} or your own" if names else "your own"
-
-
 def _comment(text: str, indent: str = "") -> str:
     return textwrap.fill(text, 120, initial_indent="# ", subsequent_indent=f"# {indent}", break_on_hyphens=False)
 
@@ -146,17 +134,15 @@ def _method_comments() -> str:
     for (key, meaning), presets in preset_parameters().items():
         lines.append(_comment(f"{key:<16} {meaning} ({', '.join(presets)})", " " * 17))
     lines += ["#", "# A method may also have these keys, a preset those that it does not decide itself:", "#"]
-    for key in COMPONENT_KEYS:
-        allowed = METHOD_NUMBERS.get(key) or rules_text(key).replace("`", "")
-        lines.append(_comment(f"{key:<16} {method_keys()[key]} ({allowed})", " " * 17))
+    parts = settings_of(Method)
+    lines += [_comment(f"{key:<16} {_meaning(parts[key])}", " " * 17) for key in PARTS]
     lines += ["#", *(_comment(line) for line in _COMPONENT_COMMENT)]
     return "\n".join(lines)
 
 
 def parameters_text(preset: str) -> str:
     """The parameters of a preset: 'tau, lam, q = 0.0, mu = 0.01; optional: levels'."""
-    parameters = {key: p.default for key, p in inspect.signature(PRESETS[preset]).parameters.items()}
-    parameters = {key: parameters[key] for key in preset_settings(preset) if key in parameters}
+    parameters = {key: default_of(each) for key, each in settings_of(PARAMETERS[preset]).items()}
     required = required_settings(preset)
     optional = [key for key, default in parameters.items() if default in (None, ()) and key not in required]
     texts = [
@@ -198,8 +184,3 @@ _COMPONENT_COMMENT = (
     "bad_share = 0.2 }); before is a list of them. `fedtilt methods` lists them with their settings. Your own is "
     "module:Class.",
 )
-
-METHOD_NUMBERS = {  # of keys that are not names of components
-    "local": "a list of patterns of names, a table, or your own",
-    **{key: number_text(limits) for key, limits in NUMBERS.items()},
-}

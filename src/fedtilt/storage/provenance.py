@@ -37,7 +37,9 @@ def _method_settings(method: Method) -> dict[str, Any]:
 
 
 def _to_json(value: Any) -> Any:
-    """JSON has no infinities, tuples and functions."""
+    """JSON has no infinities, tuples, functions and tensors."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value.tolist()
     if isinstance(value, float) and math.isinf(value):
         return str(value)
     if isinstance(value, dict):

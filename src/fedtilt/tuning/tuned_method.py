@@ -177,7 +177,7 @@ def find_method(methods: Sequence[Method], name: str | None, axes: Sequence[str]
     known = list(dict.fromkeys([*(key for keys in of_method.values() for key in keys), *training]))
     for axis in axes:
         if axis not in known:
-            close = difflib.get_close_matches(axis, known, n=1)
+            close = [key for key in known if key.endswith(f".{axis}")] or difflib.get_close_matches(axis, known, n=1)
             remedy = f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
             raise InputError(f"over {axis}: there is no such setting to tune; {remedy}")
     possible = "; ".join(

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 
 from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Inputs, concatenate, take, to_device
+from fedtilt.methods.objectives import counts_weight_0
 from fedtilt.models import logits, parameters_to_vector
 from fedtilt.optimizers import SGD
 from fedtilt.parts import buffers_to_vector
@@ -76,6 +77,8 @@ def special_reason(model: nn.Module, job: LocalJob) -> str | None:
     """Why this backend does not take the job's special steps, as a clause; None if it does."""
     if job.training is not None:
         return job.special_steps
+    if job.objective is not None and counts_weight_0(job.objective):
+        return f"the objective {job.objective.label!r} counts samples of weight 0, which fill a stack"
     if job.first is not None and not job.optimizer.is_plain:  # its state would have to start again
         return f"{job.special_steps}, with an optimiser other than plain SGD"
     return None
