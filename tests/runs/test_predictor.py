@@ -57,6 +57,7 @@ def test_every_kind_of_file_predicts_what_the_model_of_the_run_does(folder: Path
     chosen = {"method": "ditto", "client": "north"} if file == "run" else {}
     model = ft.load(folder / file, **chosen)
     assert model.class_names == ("ill", "well")
+    assert len(repr(model)) < 300
     found = model.predict_proba(folder / "good.csv")
     np.testing.assert_allclose(found, torch.load(folder / "reference.pt").numpy(), rtol=1e-5)
     assert found.dtype == np.float64

@@ -4,7 +4,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,13 +84,13 @@ class Predictor:
     source: str
     class_names: tuple[str, ...]  # of the outputs; empty: it predicts numbers
     input_shape: Any  # of a sample
-    schema: Schema | None  # of a table
+    schema: Schema | None = field(repr=False)  # of a table
     image: bool
     threshold: Threshold | None  # on the probability of a class; None: the most probable class is predicted
-    scores: ConformityScores | None  # on validation data, for prediction sets; None: the file has none
-    module: nn.Module | None  # None: an ONNX file
-    metadata: Mapping[str, str]
-    _outputs: Callable[[Inputs], Tensor]
+    scores: ConformityScores | None = field(repr=False)  # on validation data, for prediction sets
+    module: nn.Module | None = field(repr=False)  # None: an ONNX file
+    metadata: Mapping[str, str] = field(repr=False)
+    _outputs: Callable[[Inputs], Tensor] = field(repr=False)
 
     def predict(self, data: Any) -> np.ndarray:
         """The predicted class of each row, by name, or the predicted number in the unit of the target.
