@@ -238,6 +238,7 @@ def load(
     path = Path(path)
     if path.is_dir():
         export = export_model(path, method, client, seed, round=round)
+        _check_task(export.metadata, path)
         net = build_exported(export.tensors, export.metadata, path, model, trusted=True)
         return _predictor(str(path), export.metadata, lambda x: logits(net, x), net)
     if not path.exists():
@@ -249,20 +250,25 @@ def load(
         if model is not None:
             raise InputError(f"model has no effect: {path} contains its model; leave it out")
         outputs, metadata = read_onnx(path)
+        _check_task(metadata, path)
         return _predictor(str(path), metadata, lambda x: outputs(x), None)  # type: ignore[arg-type]
     metadata = read_metadata(path)
+    _check_task(metadata, path)
     net = build_exported(read_tensors(path), metadata, path, model)
     return _predictor(str(path), metadata, lambda x: logits(net, x), net)
+
+
+def _check_task(metadata: Mapping[str, str], path: Path) -> None:
+    if "task" in metadata:
+        remedy = "ft.models.load returns the module of a safetensors file, and ONNX Runtime runs an ONNX file"
+        raise InputError(
+            f"{path} predicts tokens or several labels, and ft.load reads models of classes and numbers; {remedy}"
+        )
 
 
 def _predictor(
     source: str, metadata: Mapping[str, str], outputs: Callable[[Inputs], Tensor], module: nn.Module | None
 ) -> Predictor:
-    if "task" in metadata:
-        raise InputError(
-            f"{source} predicts tokens or several labels, and ft.load reads models of classes and numbers; "
-            "ft.models.load returns its module"
-        )
     with interpreting(Path(source)):
         keys = ("classes", "schema", "threshold", "scores", "target")
         values = {key: json.loads(metadata[key]) for key in keys if key in metadata}
