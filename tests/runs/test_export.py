@@ -168,3 +168,6 @@ def test_a_result_writes_a_module_without_a_name_as_onnx(tmp_path: Path, in_memo
     result.export(tmp_path / "m.onnx", client=1)
     expected = result["ditto"].personal(1)(x).double().softmax(1).detach().numpy()
     np.testing.assert_allclose(ft.load(tmp_path / "m.onnx").predict_proba(x), expected, atol=1e-5)
+    result.export(tmp_path / "m.safetensors", client=1)
+    with pytest.raises(ft.InputError, match=r"m.safetensors do not fit this model \(.*; pass the one that was trained"):
+        ft.load(tmp_path / "m.safetensors", model=nn.Linear(4, 2))
