@@ -410,9 +410,10 @@ class WithHiddenState(nn.LSTM):
 @pytest.mark.parametrize(
     ("model", "message"),
     [(lambda: nn.Linear(3, 10), "does not take samples of shape"), (lambda: nn.Flatten(0), "has no parameters"),
-     (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), r"expected \(2, 10 or more\)"),
+     (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), r"expected \(2, 10\), a logit per class"),
+     (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 11)), r"the model returns \(2, 11\) for 2 samples"),
      (AlwaysDropout, "gives different outputs for the same sample in evaluation mode"),
-     (Squeezing, r"returns \(10,\) for 1 samples; expected \(1, 10 or more\)"),
+     (Squeezing, r"returns \(10,\) for 1 samples; expected \(1, 10\)"),
      (WithHiddenState, r"the model returns \(2, 8, 10\) for 2 samples")],  # the first of a tuple is its output
 )  # fmt: skip
 def test_a_model_that_does_not_fit_the_data_is_rejected(federation: ft.Federation, model, message: str) -> None:

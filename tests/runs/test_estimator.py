@@ -86,6 +86,8 @@ def test_labels_that_sort_by_value_and_clients_of_arrays() -> None:
     ("arguments", "message"),
     [
         ({"method": "magic"}, "method = 'magic' is unknown; choose one of"),
+        ({"method": [ft.fedavg()]}, r"method = \[Method\(.*\] is unknown; choose one of .*, or an object"),
+        ({"settings": {"rounds": 3}}, "settings has 'rounds', which FairClassifier sets itself; use its arguments"),
         ({"client": "clinic"}, "client = 'clinic' is no column; the columns are age, sex"),
         ({"settings": {"lrr": 1}}, "lrr is not a training setting; did you mean lr"),
     ],
@@ -95,6 +97,16 @@ def test_mistakes(patients: tuple, arguments: dict, message: str) -> None:
         ft.FairClassifier(**arguments, **FAST).fit(*patients)
     with pytest.raises(ft.InputError, match="X has 300 rows and y has 299"):
         ft.FairClassifier(**FAST).fit(patients[0], patients[1][1:])
+
+
+def test_labels_with_blanks_and_columns_with_numbers() -> None:
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame({0: rng.integers(0, 2, 80), 1: rng.normal(size=80)})
+    model = ft.FairClassifier(client=0, **FAST).fit(frame, np.where(frame[1] > 0, " no", "yes "))
+    assert model.classes_.tolist() == [" no", "yes "]
+    assert model.score(frame, np.where(frame[1] > 0, " no", "yes ")) > 0.9
+    with pytest.raises(ft.InputError, match="the labels 'a', 'a ' are empty or differ only in blanks; give"):
+        ft.FairClassifier(client=0, **FAST).fit(frame, np.where(frame[1] > 0, "a", "a "))
 
 
 @pytest.mark.parametrize("missing", [None, float("nan"), pandas.NA])

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -155,3 +156,18 @@ def test_a_model_of_whole_numbers_is_no_onnx_file_and_the_error_says_so(tmp_path
     with pytest.raises(ft.InputError, match="torch cannot write this model, for .* float32, as ONNX .* safetensors"):
         write_onnx(tmp_path / "m.onnx", model, torch.randn(5, 2))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_result_writes_a_module_without_a_name_as_onnx(tmp_path: Path, in_memory: bool) -> None:
+    x = torch.randn(20, 4)
+    federation = ft.Federation.from_clients([(x, torch.arange(20) % 2)] * 2)
+    net = nn.Sequential(nn.LazyLinear(3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    settings = {"rounds": 2, "participation": 1.0, "out": None if in_memory else tmp_path / "run"}
+    result = ft.run([ft.ditto(0.1)], federation, net, **settings)
+    result.export(tmp_path / "m.onnx", client=1)
+    expected = result["ditto"].personal(1)(x).double().softmax(1).detach().numpy()
+    np.testing.assert_allclose(ft.load(tmp_path / "m.onnx").predict_proba(x), expected, atol=1e-5)
+    result.export(tmp_path / "m.safetensors", client=1)
+    with pytest.raises(ft.InputError, match=r"m.safetensors do not fit this model \(.*; pass the one that was trained"):
+        ft.load(tmp_path / "m.safetensors", model=nn.Linear(4, 2))

@@ -250,8 +250,8 @@ def test_report_baselines_export_and_resume(task: str, tmp_path: Path) -> None:
     x, _ = fed.test(0)
     torch.testing.assert_close(module(x), result["fedavg"].shared(x))
     assert title in (tmp_path / "model.md").read_text()
-    with pytest.raises(InputError, match="predicts tokens or several labels"):
-        ft.load(tmp_path / "model.safetensors", model=model)
+    with pytest.raises(InputError, match="predicts tokens or several labels, and ft.load reads"):  # also without model=
+        ft.load(tmp_path / "model.safetensors")
     longer = ft.run([ft.fedavg()], fed, model, **settings | {"rounds": 3})
     resumed = tmp_path / "resumed"
     ft.run([ft.fedavg()], fed, model, **settings, out=resumed)

@@ -68,6 +68,27 @@ def test_the_card_of_a_shared_model_has_clients_classes_and_groups(run: tuple[Pa
     assert '| method.personal | { rule = "proximal", mu = 0.1 } |' in personal
 
 
+def jitter(x: torch.Tensor) -> torch.Tensor:
+    return x + 0.01 * torch.randn_like(x)
+
+
+def test_the_card_has_every_setting_that_is_not_the_default(tmp_path: Path) -> None:
+    federation = ft.Federation.build(ft.data.load("digits"), clients=3, max_train=20, validation=0.2)
+    given = {"local": ["2.*"], "transform": jitter, "micro_batch_size": 4, "momentum": 0.9}
+    given |= {"stop": ft.stopping.Patience(rounds=2), "privacy": ft.Privacy(clip=1.0, noise=0.5, delta=1e-3)}
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.Linear(8, 10))
+    result = ft.run([ft.fedavg()], federation, model, **SETTINGS | {"epochs": 2}, **given)
+    result.export(tmp_path / "m.safetensors")
+    listed = (tmp_path / "m.md").read_text().split("## Training\n")[1].split("Settings that are not listed")[0]
+    rows = dict(line.strip("| ").split(" | ") for line in listed.replace("\\", "").strip().splitlines()[2:])
+    assert rows == {
+        "rounds": "1", "participation": "1.0", "epochs": "2", "batch_size": "10", "lr": "0.01", "optimizer": "sgd",
+        "schedule": "constant", "loss": "cross_entropy", "seed": "0", "micro_batch_size": "4", "momentum": "0.9",
+        "local": '["2.*"]', "transform": f"{__name__}:jitter",
+        "stop": "patience, rounds = 2, by = mean", "privacy": "clip = 1.0, noise = 0.5, delta = 0.001",
+    }  # fmt: skip
+
+
 def test_the_card_has_the_schema_and_no_values(run: tuple[Path, ft.Result]) -> None:
     text = card(run[0], "fedavg")
     assert "| ward | category |" in text

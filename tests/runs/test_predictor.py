@@ -57,6 +57,7 @@ def test_every_kind_of_file_predicts_what_the_model_of_the_run_does(folder: Path
     chosen = {"method": "ditto", "client": "north"} if file == "run" else {}
     model = ft.load(folder / file, **chosen)
     assert model.class_names == ("ill", "well")
+    assert len(repr(model)) < 300
     found = model.predict_proba(folder / "good.csv")
     np.testing.assert_allclose(found, torch.load(folder / "reference.pt").numpy(), rtol=1e-5)
     assert found.dtype == np.float64
@@ -271,3 +272,49 @@ def test_images_as_arrays_files_and_folders(tmp_path: Path) -> None:
         model.predict(np.zeros((2, 5, 6)))
     with pytest.raises(ft.InputError, match=r"pixels must be uint8, or floats in \[0, 1\]"):
         model.predict(np.full((1, 1, 6, 5), 200.0))
+
+
+@pytest.mark.filterwarnings("ignore:.*rows cannot be used")
+def test_arrays_are_read_as_in_training(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(20, 3)), np.arange(20) % 2) for _ in range(2)]
+    result = ft.run([ft.fedavg()], ft.Federation.from_clients(clients), ft.models.logistic, **SETTINGS)
+    numbers = np.array([[1, 0, 1], [0, 1, 1]])
+    expected = result["fedavg"].shared(torch.tensor(numbers).float()).double().softmax(1).detach().numpy()
+    for name in ("m.safetensors", "m.onnx"):
+        result.export(tmp_path / name)
+        model = ft.load(tmp_path / name)
+        for same in (numbers, numbers.astype(bool), numbers.tolist(), numbers.astype(np.uint8), torch.tensor(numbers)):
+            np.testing.assert_allclose(model.predict_proba(same), expected, rtol=1e-5)
+        found = model.rows(np.array([[1, np.nan, 1], [0, 1, 1], [np.inf, 0, 0]]))
+        np.testing.assert_allclose(found.probabilities, [[np.nan] * 2, expected[1], [np.nan] * 2], rtol=1e-5)
+        assert found.predictions[[0, 2]].tolist() == [None, None]
+        assert found.problems == dict.fromkeys((0, 2), "the model's output is NaN or infinite; check the values")
+        with pytest.raises(ft.InputError, match="the new data has x of dtype <U1; give numbers"):
+            model.predict([["a", "b", "c"]])
+        with pytest.raises(ft.InputError, match=r"the new data has x of shape \(\) and dtype"):
+            model.predict(3)
+
+
+def test_tokens_and_several_inputs_are_read_as_in_training(tmp_path: Path) -> None:
+    class Pair(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = torch.nn.Embedding(5, 3), torch.nn.Linear(5, 2)
+
+        def forward(self, ids: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.cat([self.embedding(ids).mean(1), numbers], 1))
+
+    rng = np.random.default_rng(0)
+    x = {"ids": rng.integers(0, 5, (20, 4)), "numbers": rng.normal(size=(20, 2))}
+    clients = [(x, np.arange(20) % 2)] * 2
+    result = ft.run([ft.fedavg()], ft.Federation.from_clients(clients), Pair(), **SETTINGS)
+    result.export(tmp_path / "pair.safetensors")
+    model = ft.load(tmp_path / "pair.safetensors", model=Pair())
+    inputs = {"ids": torch.tensor(x["ids"]), "numbers": torch.tensor(x["numbers"]).float()}
+    expected = result["fedavg"].shared(**inputs).double().softmax(1).detach().numpy()
+    np.testing.assert_allclose(model.predict_proba(x), expected, rtol=1e-5)
+    with pytest.raises(ft.InputError, match="the inputs have 3 and 20 samples; give as many of each"):
+        model.predict(x | {"ids": x["ids"][:3]})
+    with pytest.raises(ft.InputError, match=r"does not take these samples \(index out of range in self\)"):
+        model.predict(x | {"ids": x["ids"] + 5})

@@ -22,41 +22,46 @@ _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{ti
 
 
 def print_status(project: Path) -> bool:
-    """Print everything once; whether a run trains."""
-    home = cluster_home(project)
-    if not (home / "cluster.json").exists() and (project / "runs").is_dir():  # of `fedtilt deploy server`
-        runs, is_up = project / "runs", True
+    """Print everything once; whether a run trains, or a cluster waits for its first one."""
+    home, submitted = cluster_home(project), None
+    is_server = not (home / "cluster.json").exists() and (project / "runs").is_dir()  # of `fedtilt deploy server`
+    if is_server:
+        runs = project / "runs"
     else:
         cluster = LocalCluster.load(home)
-        runs, is_up = cluster.runs_folder, _print_processes(cluster)
+        runs, submitted = cluster.runs_folder, _print_processes(cluster)
     is_training, statuses = False, list(run_statuses(runs))
-    if is_up and not statuses:
+    if not statuses and (is_server or submitted is not None):
         echo(f"no run of a federation in {runs} yet")
     for folder, status in statuses:
         echo("\n  ".join(status.lines))
         if rounds := kept_rounds(folder):
             echo(f"  --back-to can be {rounds}")
-        is_training |= is_up and not status.has_ended
-    return is_training
+        is_training |= not status.has_ended
+    if is_server:
+        return is_training
+    # Flower knows a run before it has a folder, and that it ended without a word
+    return submitted is not None and (not submitted or any(not status.startswith("finished") for status in submitted))
 
 
-def _print_processes(cluster: LocalCluster) -> bool:
-    """Print the processes of a cluster; whether it can train."""
+def _print_processes(cluster: LocalCluster) -> list[str] | None:
+    """Print the processes of a cluster; Flower's status of each of its runs, or None if it cannot train."""
     pids = cluster.running()
     if not pids:
         echo("down: no process is running")
-        return False
+        return None
     problem, processes = cluster.problem(), f"processes: {' '.join(map(str, pids))}"
     if problem:
         echo(f"broken: {problem}\n{processes}")
-        return False
+        return None
     echo(f"up: {cluster.connected_sites()} of {cluster.sites} sites are connected to 127.0.0.1:{cluster.port}")
     for site in cluster.stopped_sites():
         echo(f"site {site} has stopped; see {cluster.log_file(site)}")
     echo(processes)
-    for entry in cluster.runs():
+    submitted = cluster.runs()
+    for entry in submitted:
         echo(f"run {entry['run-id']}: {status_text(entry['status'])}")
-    return True
+    return [entry["status"] for entry in submitted]
 
 
 # -- in a browser ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.groups import GroupColumn
-from fedtilt.data.inputs import Inputs, named_tensors
+from fedtilt.data.inputs import Inputs, named_tensors, sample_count
 from fedtilt.data.tables.text_values import MISSING_WORDS, UNKNOWN_WORDS
 from fedtilt.data.targets import IGNORED, TokenTarget
 from fedtilt.errors import InputWarning
@@ -194,7 +194,7 @@ def _counts(values: np.ndarray, among: np.ndarray) -> np.ndarray:
 def _hashes(x: Inputs, rows: int = 1 << 16) -> np.ndarray:
     """A 64-bit hash of every sample: the sum of the mixed bits of its values (SplitMix64)."""
     rng = np.random.default_rng(0)
-    hashes = np.zeros(len(next(iter(named_tensors(x, "").values()))), np.uint64)
+    hashes = np.zeros(sample_count(x), np.uint64)
     for _, tensor in sorted(named_tensors(x, "").items()):
         words = tensor.detach().cpu().reshape(len(tensor), -1).contiguous()
         bits = words.view(torch.int32).numpy() if words.dtype == torch.float32 else words.numpy()

@@ -18,6 +18,11 @@ def named_tensors(x: Inputs, name: str) -> dict[str, Tensor]:
     return {f"{name}[{key!r}]": tensor for key, tensor in x.items()} if isinstance(x, dict) else {name: x}
 
 
+def sample_count(x: Inputs) -> int:
+    """The number of samples."""
+    return len(next(iter(named_tensors(x, "x").values())))
+
+
 def take(x: Inputs, rows: Tensor | slice) -> Inputs:
     """The samples of these rows."""
     return {key: tensor[rows] for key, tensor in x.items()} if isinstance(x, dict) else x[rows]

@@ -33,7 +33,6 @@ class Target(ABC):
     task: ClassVar[str]
     group: ClassVar[str] = ALL  # the name of the groups that follow from the targets
     words: ClassVar[str]  # what the targets are, in messages
-    is_exact: ClassVar[bool] = True  # whether a model has no more outputs than these
     sums: ClassVar[int]  # numbers that an evaluation sums; each task has another count, so that files tell them apart
 
     @property
@@ -66,7 +65,6 @@ class TokenTarget(Target):
     task: ClassVar[str] = "language"
     words: ClassVar[str] = "tokens as targets"
     sums: ClassVar[int] = 3
-    is_exact: ClassVar[bool] = False
 
     vocabulary: int
 

@@ -78,7 +78,7 @@ def _parts(net: nn.Module, input_shape: Shape, settings: TrainSettings) -> Parts
 def _check_output(net: nn.Module, x: Inputs, y: Tensor, federation: Federation, loss: SampleLoss) -> None:
     target, count = federation.target, federation.outputs
     shape = tuple(y.shape) if isinstance(target, TokenTarget) else (len(y),)  # without the last dimension
-    is_exact = target is not None and target.is_exact  # a model may have outputs for more classes
+    is_exact = not isinstance(target, TokenTarget)  # a vocabulary may have tokens that the data has not
     try:
         with torch.no_grad():
             outputs, again = logits(net, x), logits(net, x)
@@ -95,7 +95,8 @@ def _check_output(net: nn.Module, x: Inputs, y: Tensor, federation: Federation, 
     found = outputs.shape[-1] if outputs.dim() else 0
     if tuple(outputs.shape[:-1]) != shape or found < count or (is_exact and found > count):
         expected = _shape(shape, count if is_exact else f"{count} or more")
-        raise InputError(f"the model returns {tuple(outputs.shape)} for {len(y)} samples; expected {expected}")
+        what = ", a logit per class" if target is None else ""
+        raise InputError(f"the model returns {tuple(outputs.shape)} for {len(y)} samples; expected {expected}{what}")
     if not torch.equal(outputs, again) and outputs.isfinite().all():
         raise InputError(
             "the model gives different outputs for the same sample in evaluation mode; pass training=self.training to "

@@ -330,4 +330,4 @@ class Method:
         return html_table(f"Method {self.name!r}", ["part", "value"], rows, "All others have their defaults.")
 
 
-PARTS = tuple(each.name for each in fields(Method) if each.name not in ("name", "made"))  # what a method is made of
+PARTS = tuple(each.name for each in fields(Method) if each.name not in ("name", "origin"))  # what a method is made of

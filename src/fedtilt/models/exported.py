@@ -86,6 +86,10 @@ def build_exported(
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         why = " ".join(str(error).split())  # torch writes one line per mismatch
+        if model is not None:
+            raise InputError(
+                f"the weights in {source} do not fit this model ({why}); pass the one that was trained"
+            ) from error
         raise InputError(f"the weights in {source} do not match its metadata ({why}); export it again") from error
     return net.eval()
 

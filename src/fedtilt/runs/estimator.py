@@ -81,7 +81,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         client = self._client_column(columns)
         check_classification_targets(labels)
         self.classes_, codes = np.unique(labels, return_inverse=True)
-        names = [str(label) for label in self.classes_]  # in exports
+        names = [str(label).strip() for label in self.classes_]  # in exports
+        if "" in names or len(set(names)) < len(names):
+            shown = ", ".join(map(repr, self.classes_.tolist()))
+            raise InputError(f"the labels {shown} are empty or differ only in blanks; give each class a name")
         rows = pa.table({**columns, _TARGET: pa.array(np.array(names, object)[codes])})
         sides = pa.array(
             ["train"] * len(rows) + ["test"] * len(rows)
@@ -96,12 +99,12 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         for warning in found:
             if "test" not in str(warning.message):  # the test rows are no finding
                 warnings.warn(warning.message, stacklevel=2)
-        keywords = {"participation": 1.0, "workers": 0, **(self.settings or {})}
-        self.result_ = run(
-            [self._method()], federation, self.model or partial(mlp, hidden=(32,)),
-            rounds=self.rounds, epochs=self.epochs, lr=self.lr, batch_size=self.batch_size, eval_every=self.rounds,
-            seed=self.random_state or 0, progress=False, **keywords,
-        )  # fmt: skip
+        fixed: dict[str, Any] = {key: getattr(self, key) for key in ("rounds", "epochs", "batch_size", "lr")}
+        fixed |= {"seed": self.random_state or 0, "eval_every": self.rounds, "progress": False}
+        further = {"participation": 1.0, "workers": 0, **(self.settings or {})}
+        if both := fixed.keys() & further:
+            raise InputError(f"settings has {min(both)!r}, which FairClassifier sets itself; use its arguments")
+        self.result_ = run([self._method()], federation, self.model or partial(mlp, hidden=(32,)), **fixed, **further)
         ((_, trained),) = self.result_.items()
         assert data.schema is not None
         self._schema: Schema = data.schema
@@ -148,14 +151,16 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             return self.method
         if self.method == "fedtilt":
             return fedtilt(tau=2, lam=0, mu=1)
-        if self.method not in PRESETS:
+        if not isinstance(self.method, str) or self.method not in PRESETS:
             raise InputError(f"method = {self.method!r} is unknown; choose one of {', '.join(PRESETS)}, or an object")
         return PRESETS[self.method]()
 
     def _client_column(self, columns: Mapping[str, Any]) -> str | None:
         if self.client is None:
             return None
-        name = f"x{self.client}" if isinstance(self.client, int) else self.client
+        name = str(self.client)
+        if isinstance(self.client, int) and name not in columns:
+            name = f"x{name}"  # of an array
         if name not in columns:
             raise InputError(f"client = {self.client!r} is no column; the columns are {', '.join(columns)}")
         return name

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedtilt.data.groups import CLASS
 from fedtilt.data.naming import client_number
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.round_metrics import RoundMetrics
@@ -24,6 +25,7 @@ from fedtilt.methods import COMPONENTS, Method
 from fedtilt.models import ModelSource
 from fedtilt.runs.export import Export
 from fedtilt.runs.trained_run import Evaluation, TrainedRun
+from fedtilt.storage.provenance import recorded_settings
 from fedtilt.text_tables import markdown_table, markdown_text
 from fedtilt.toml_text import format_toml
 
@@ -34,6 +36,7 @@ _ABOUT = {  # by the main score
     "label_accuracy": "share of right labels, of samples with all labels right, micro F1 and loss",
 }
 _MAX_ROWS = 40  # of a table by client or group; beyond, those with the lowest accuracy
+# shown even where they have their defaults
 _SETTINGS = ("rounds", "participation", "epochs", "local_steps", "batch_size", "lr", "lr_personal", "optimizer",
              "schedule", "server_optimizer", "loss", "seed")  # fmt: skip
 
@@ -143,7 +146,9 @@ def _training(fingerprint: Mapping[str, Any], method: str) -> str:
     of_method = {k: _without_defaults(k, v) for k, v in fingerprint["methods"][method].items() if k != "name"}
     rows = [[f"method.{k}", format_toml(v) if isinstance(v, dict | list) else v] for k, v in of_method.items() if v]
     train = fingerprint["train"]
-    rows += [[key, _setting_text(train[key])] for key in _SETTINGS if train.get(key) is not None]
+    defaults = recorded_settings([], TrainSettings())["train"]
+    others = (key for key, v in train.items() if key not in (*_SETTINGS, "eval_every") and v != defaults.get(key))
+    rows += [[key, _setting_text(train[key])] for key in (*_SETTINGS, *others) if train.get(key) is not None]
     note = "Settings that are not listed have their defaults."
     return f"## Training\n\n{_table(['setting', 'value'], rows)}\n\n{note}"
 
@@ -155,9 +160,9 @@ def _setting_text(value: Any) -> Any:
     'sgd, momentum = 0.9'
     """
     if not isinstance(value, dict):
-        return value
-    name = value.get("name", value.get("rule"))
-    return ", ".join([str(name), *(f"{key} = {v}" for key, v in value.items() if v and key not in ("name", "rule"))])
+        return format_toml(value) if isinstance(value, list) else value
+    named = [str(value[key]) for key in ("name", "rule") if key in value]
+    return ", ".join([*named, *(f"{key} = {v}" for key, v in value.items() if v and key not in ("name", "rule"))])
 
 
 def _as_json(value: object) -> object:

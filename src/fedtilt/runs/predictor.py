@@ -4,7 +4,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedtilt.data.inputs import Inputs, named_tensors, sample_shape, take
+from fedtilt.data.inputs import Inputs, named_tensors, sample_count, sample_shape, take
+from fedtilt.data.sources.samples import to_inputs
 from fedtilt.data.tables.schema import Schema
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.evaluation.prediction_sets import ConformityScores, SetRule, class_bins, half_width
@@ -24,6 +25,7 @@ from fedtilt.runs.export import export_model, read_onnx
 from fedtilt.text_tables import csv_text, first_names
 
 _BATCH = 1024  # rows of a forward pass
+_MISFITS = (RuntimeError, TypeError, ValueError, IndexError)  # of a model that does not take its input
 EMPTY_SET = "(no class)"  # in a table; of a row that cannot be used, the cell is empty
 
 
@@ -82,13 +84,13 @@ class Predictor:
     source: str
     class_names: tuple[str, ...]  # of the outputs; empty: it predicts numbers
     input_shape: Any  # of a sample
-    schema: Schema | None  # of a table
+    schema: Schema | None = field(repr=False)  # of a table
     image: bool
     threshold: Threshold | None  # on the probability of a class; None: the most probable class is predicted
-    scores: ConformityScores | None  # on validation data, for prediction sets; None: the file has none
-    module: nn.Module | None  # None: an ONNX file
-    metadata: Mapping[str, str]
-    _outputs: Callable[[Inputs], Tensor]
+    scores: ConformityScores | None = field(repr=False)  # on validation data, for prediction sets
+    module: nn.Module | None = field(repr=False)  # None: an ONNX file
+    metadata: Mapping[str, str] = field(repr=False)
+    _outputs: Callable[[Inputs], Tensor] = field(repr=False)
 
     def predict(self, data: Any) -> np.ndarray:
         """The predicted class of each row, by name, or the predicted number in the unit of the target.
@@ -125,6 +127,8 @@ class Predictor:
         rule = None if coverage is None else self._set_rule(coverage)
         x, names, problems, columns = self._prepare(data, keep)
         outputs = self._run(x)
+        for i in (~outputs.isfinite().all(1)).nonzero()[:, 0].tolist():
+            problems.setdefault(i, "the model's output is NaN or infinite; check the values")
         outputs[list(problems)] = torch.nan
         probabilities, predictions = None, outputs[:, 0].numpy()
         if self.class_names:
@@ -172,12 +176,27 @@ class Predictor:
 
     def _run(self, x: Inputs) -> Tensor:
         """The outputs for all rows, (N, K) float64, without gradients."""
-        count = len(next(iter(named_tensors(x, "x").values())))
-        width = max(1, len(self.class_names))
+        count, width = sample_count(x), max(1, len(self.class_names))
+        if isinstance(x, Tensor) and not x.is_floating_point() and self._takes_numbers():
+            x = x.float()
         with torch.no_grad():
-            parts = [self._outputs(take(x, slice(i, i + _BATCH))).double() for i in range(0, count, _BATCH)]
+            try:
+                parts = [self._outputs(take(x, slice(i, i + _BATCH))).double() for i in range(0, count, _BATCH)]
+            except _MISFITS as error:
+                raise InputError(
+                    f"the model of {self.source} does not take these samples ({error}); give them as in training"
+                ) from error
             found = torch.cat(parts)[:, :width] if parts else torch.zeros(0, width, dtype=torch.float64)
             return found.clone()
+
+    def _takes_numbers(self) -> bool:
+        """Whether the model takes float32, and not tokens alone."""
+        try:
+            with torch.no_grad():
+                self._outputs(torch.zeros(1, *self.input_shape))
+        except _MISFITS:
+            return False
+        return True
 
     def _prepare(
         self, data: Any, keep: Sequence[str]
@@ -193,7 +212,7 @@ class Predictor:
                 f"samples have the shape {sample_shape(x)}, and {self.source} takes {self.input_shape}; the first "
                 "dimension of an array is the samples"
             )
-        return x, names, problems, {}
+        return x, names or [f"sample {i}" for i in range(sample_count(x))], problems, {}
 
 
 def load(
@@ -219,6 +238,7 @@ def load(
     path = Path(path)
     if path.is_dir():
         export = export_model(path, method, client, seed, round=round)
+        _check_task(export.metadata, path)
         net = build_exported(export.tensors, export.metadata, path, model, trusted=True)
         return _predictor(str(path), export.metadata, lambda x: logits(net, x), net)
     if not path.exists():
@@ -230,20 +250,25 @@ def load(
         if model is not None:
             raise InputError(f"model has no effect: {path} contains its model; leave it out")
         outputs, metadata = read_onnx(path)
+        _check_task(metadata, path)
         return _predictor(str(path), metadata, lambda x: outputs(x), None)  # type: ignore[arg-type]
     metadata = read_metadata(path)
+    _check_task(metadata, path)
     net = build_exported(read_tensors(path), metadata, path, model)
     return _predictor(str(path), metadata, lambda x: logits(net, x), net)
+
+
+def _check_task(metadata: Mapping[str, str], path: Path) -> None:
+    if "task" in metadata:
+        remedy = "ft.models.load returns the module of a safetensors file, and ONNX Runtime runs an ONNX file"
+        raise InputError(
+            f"{path} predicts tokens or several labels, and ft.load reads models of classes and numbers; {remedy}"
+        )
 
 
 def _predictor(
     source: str, metadata: Mapping[str, str], outputs: Callable[[Inputs], Tensor], module: nn.Module | None
 ) -> Predictor:
-    if "task" in metadata:
-        raise InputError(
-            f"{source} predicts tokens or several labels, and ft.load reads models of classes and numbers; "
-            "ft.models.load returns its module"
-        )
     with interpreting(Path(source)):
         keys = ("classes", "schema", "threshold", "scores", "target")
         values = {key: json.loads(metadata[key]) for key in keys if key in metadata}
@@ -298,25 +323,22 @@ def _columns(data: Mapping[str, Any]) -> Any:
     return pa.table(columns)
 
 
-def _read_samples(data: Any, shape: Any, image: bool) -> tuple[Inputs, Sequence[str], dict[int, str]]:
-    """Samples as a model takes them, their names, and the problems of some."""
+def _read_samples(data: Any, shape: Any, image: bool) -> tuple[Inputs, Sequence[str] | None, dict[int, str]]:
+    """Samples as a model takes them, their names if they have any, and the problems of some."""
     names: Sequence[str] | None = None
     problems: dict[int, str] = {}
     if isinstance(data, str | os.PathLike):
         path = Path(data)
         data, names, problems = _read_images(path, shape) if image and path.suffix != ".npy" else _read_array(path)
-    if isinstance(data, Mapping):
-        x: Inputs = {str(key): torch.as_tensor(np.asarray(part)) for key, part in data.items()}
-        return x, [f"sample {i}" for i in range(len(next(iter(x.values()))))], {}
-    tensor = data.detach().cpu() if isinstance(data, Tensor) else torch.as_tensor(np.asarray(data))
-    if image:
-        tensor = tensor.float() / 255 if tensor.dtype == torch.uint8 else tensor.float()
-        if len(tensor) and not 0 <= float(tensor.min()) <= float(tensor.max()) <= 1:
-            raise InputError("pixels must be uint8, or floats in [0, 1], as in training; divide them by 255")
-        tensor = tensor * 2 - 1
-    elif tensor.is_floating_point():
-        tensor = tensor.float()
-    return tensor, names or [f"sample {i}" for i in range(len(tensor))], problems
+    x = to_inputs(data, "the new data")
+    if len(lengths := {len(tensor) for tensor in named_tensors(x, "x").values()}) > 1:
+        raise InputError(f"the inputs have {' and '.join(map(str, sorted(lengths)))} samples; give as many of each")
+    if not image or isinstance(x, dict):
+        return x, names, problems
+    x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
+    if x.numel() and not 0 <= float(x.min()) <= float(x.max()) <= 1:
+        raise InputError("pixels must be uint8, or floats in [0, 1], as in training; divide them by 255")
+    return x * 2 - 1, names, problems
 
 
 def _read_array(path: Path) -> tuple[np.ndarray, None, dict[int, str]]:

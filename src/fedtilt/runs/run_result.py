@@ -63,7 +63,7 @@ def run_result(
         },
         prepared.federation,
         _plot,
-        partial(_export, trained),
+        partial(_export, trained, net),
         compared() if prepared.settings.baselines else compared,
     )
 
@@ -107,10 +107,11 @@ def _plot(result: Result) -> Any:
 
 
 def _export(
-    trained: Callable[[], TrainedRun], path: Path, method: str | None, client: int | str | None, force: bool
-) -> None:
+    trained: Callable[[], TrainedRun], net: torch.nn.Module, path: Path, method: str | None, client: int | str | None,
+    force: bool,
+) -> None:  # fmt: skip
     run = trained()
-    write_export(run, export_of(run, method, client), path, force=force)
+    write_export(run, export_of(run, method, client), path, net, force=force)
 
 
 def _trained_run(

@@ -81,6 +81,25 @@ def test_the_status_of_a_real_server(run: Path, tmp_path: Path) -> None:
         assert lines[4].startswith("  --back-to can be 0, 1, 2")
 
 
+def test_a_cluster_is_watched_from_before_its_first_run_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [[], ["pending"], ["running"], ["finished:failed"], ["unexpected"]]
+    (tmp_path / ".fedtilt").mkdir()
+    (tmp_path / ".fedtilt/cluster.json").write_text("{}")
+    cluster = LocalCluster(home=tmp_path / ".fedtilt", sites=2)
+    for name, answer in {"running": [1], "problem": None, "connected_sites": 2, "stopped_sites": []}.items():
+        monkeypatch.setattr(cluster, name, lambda answer=answer: answer)
+    monkeypatch.setattr(cluster, "runs", lambda: [{"run-id": 7, "status": status} for status in answers.pop(0)])
+    monkeypatch.setattr(LocalCluster, "load", lambda home: cluster)
+    monkeypatch.setattr("fedtilt.cli.deploy.time.sleep", lambda seconds: None)
+    done = CliRunner().invoke(app, ["status", str(tmp_path), "--watch"])
+    assert [line for line in done.output.splitlines() if "run 7" in line] == [
+        "run 7: pending", "run 7: running", "run 7: stopped"
+    ]  # fmt: skip
+    assert answers == [["unexpected"]]
+
+
 @pytest.mark.slow
 def test_one_site_is_restarted_with_its_own_settings(tmp_path: Path) -> None:
     cluster = LocalCluster(home=tmp_path, sites=2, node_config={1: {"data": "/a b.csv"}})

@@ -68,15 +68,8 @@ class ClientSamples:
 def from_arrays(
     x: object, y: object, origin: str, class_names: Sequence[str] | None = None, task: str = "classification"
 ) -> LabelledSamples:
-    """Samples from arrays, tensors or lists; `x` may be a dictionary of them.
-
-    uint8 arrays of three or four dimensions are images, other integers tokens (int64), and the rest is float32.
-    """
-    inputs: Inputs
-    if isinstance(x, Mapping):
-        inputs = {str(key): _to_tensor(value, f"{origin} has x[{key!r}]", tokens=True) for key, value in x.items()}
-    else:
-        inputs = _to_tensor(x, f"{origin} has x")
+    """Samples from arrays, tensors or lists; see `to_inputs` for `x`."""
+    inputs = to_inputs(x, origin)
     image = isinstance(inputs, Tensor) and inputs.dtype == torch.uint8
     has_classes = task == "classification"
     targets = _label_names(y, origin, class_names) if has_classes else _READ_TARGETS[task](y, origin)
@@ -87,6 +80,16 @@ def from_arrays(
             )
     names = tuple(map(str, class_names)) if class_names is not None and has_classes else None
     return LabelledSamples(origin=origin, x=inputs, y=targets, task=task, class_names=names, image=image)
+
+
+def to_inputs(x: object, origin: str) -> Inputs:
+    """Inputs from an array, a tensor or a list, or from a dictionary of them.
+
+    uint8 arrays of three or four dimensions are images, other integers tokens (int64), and the rest is float32.
+    """
+    if isinstance(x, Mapping):
+        return {str(key): _to_tensor(value, f"{origin} has x[{key!r}]", tokens=True) for key, value in x.items()}
+    return _to_tensor(x, f"{origin} has x")
 
 
 def _to_tensor(value: object, where: str, tokens: bool = False) -> Tensor:
@@ -100,7 +103,7 @@ def _to_tensor(value: object, where: str, tokens: bool = False) -> Tensor:
             raise InputError(f"{where} with samples of different sizes ({error}); pad or resize them") from None
         if array.dtype.kind not in "biuf":
             raise InputError(f"{where} of dtype {array.dtype}; give numbers: encode text as tokens first")
-        array = torch.from_numpy(np.ascontiguousarray(array))
+        array = torch.from_numpy(np.require(array, requirements=["C", "W"]))  # pandas gives read-only views
     if array.is_complex() or not array.dim():
         raise InputError(f"{where} of shape {tuple(array.shape)} and dtype {array.dtype}; give one sample per row")
     if array.dtype == torch.uint16 and array.dim() > 2:
@@ -186,7 +189,7 @@ def _rows(y: object, origin: str, kinds: str, needed: str) -> Tensor:
         raise InputError(
             f"{origin} has targets of shape {array.shape} and dtype {array.dtype}; {needed}, in two dimensions"
         )
-    return torch.from_numpy(np.ascontiguousarray(array))
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))  # pandas gives read-only views
 
 
 _READ_TARGETS = {"regression": _numbers, "language": _tokens, "multilabel": _label_sets}  # by task
