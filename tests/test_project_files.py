@@ -72,6 +72,7 @@ OF_ONE_WORD |= {"static_analysis", "dynamic_analysis"}
 # -- licences and metadata ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not IN_GIT, reason="not a clone")
 def test_every_file_has_a_licence() -> None:
     pytest.importorskip("reuse")

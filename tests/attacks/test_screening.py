@@ -315,7 +315,7 @@ def _accuracy(last: ft.Round, name: str, part: str, bad: tuple[int, ...]) -> flo
     return 100 * (getattr(last.counts[name], part)[good].sum() / last.total[good].sum()).item()
 
 
-@pytest.mark.parametrize(("clients", "bad"), [(4, (1,)), (10, (2, 7))])
+@pytest.mark.parametrize(("clients", "bad"), [(4, (1,)), pytest.param(10, (2, 7), marks=pytest.mark.slow)])
 def test_no_poison_costs_two_points(monkeypatch: pytest.MonkeyPatch, clients: int, bad: tuple[int, ...]) -> None:
     """The goal: shared and personal accuracy within 2 points of the run without the bad clients, which are named."""
     federation = ft.Federation.build(ft.data.load("digits"), clients=clients, partition="iid")

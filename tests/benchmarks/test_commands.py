@@ -21,7 +21,7 @@ SLOW = (
     "cluster states",
     "cluster aggregation",
 )  # start processes
-LONG = ("audit", "others", "scale")
+LONG = ("audit", "gpu", "memory", "others", "scale", "screening", "tables")
 CANNOT_RUN = re.compile(
     r"(this benchmark|--device cuda) needs (a CUDA device, and this machine has none"
     r"|\w+, which is not installed; pip install .+)\n"

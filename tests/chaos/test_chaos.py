@@ -46,6 +46,7 @@ def test_damaged_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert report.figures["damages"] >= 60
 
 
+@pytest.mark.slow
 def test_a_large_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small one, whose rows are all there; if the program may need no memory itself, reading it takes too much."""
     monkeypatch.setattr(large_table, "PROGRAM", 0)

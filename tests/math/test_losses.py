@@ -100,6 +100,7 @@ def test_the_remedies_in_error_messages_work() -> None:
     torch.testing.assert_close(hinge(LOGITS, signs), (1 - LOGITS[:, 0] * signs).relu().mean())
 
 
+@pytest.mark.slow
 def test_vmap_and_compile_work() -> None:
     criterion = TiltedLoss(2.0, -1.0)
     logits, targets = LOGITS.reshape(4, 10, 5), TARGETS.reshape(4, 10)

@@ -68,7 +68,7 @@ def test_clients_that_keep_a_part_of_the_model_are_not_amplified() -> None:
     assert losses[0] < losses[1] == losses[2] == pytest.approx(exact)
 
 
-@pytest.mark.parametrize(("selected", "target"), [(10, 8.0), (100, 2.0)])
+@pytest.mark.parametrize(("selected", "target"), [pytest.param(10, 8.0, marks=pytest.mark.slow), (100, 2.0)])
 def test_the_noise_for_a_budget_lasts_for_all_rounds_and_not_much_longer(selected: int, target: float) -> None:
     made = mechanism(100, selected / 100, epsilon=target)
     assert 0.995 * target < made.loss(50).epsilon <= target

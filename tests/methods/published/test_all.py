@@ -70,7 +70,10 @@ def all_methods() -> list[ft.Method]:
     return [dataclasses.replace(make(), name=key) for key, make in METHODS.items()]
 
 
-@pytest.mark.parametrize("buffers", ["local", "average", "frozen"])
+SLOW_BUFFERS = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("average", "frozen")]
+
+
+@pytest.mark.parametrize("buffers", ["local", *SLOW_BUFFERS])
 def test_a_model_with_buffers_and_dropout(buffers: str) -> None:
     recipe = RECIPE | {"rounds": 2, "epochs": 1, "batch_size": 20, "buffers": buffers}
     first, second = (list(ft.simulate(all_methods(), FED, normalised, **recipe))[-1].state.server for _ in range(2))
