@@ -1,4 +1,4 @@
-"""Recipes on a CUDA device: a ResNet with BatchNorm against the loop, its compilation, and optimisers of the MLP.
+"""Recipes on a CUDA device: a ResNet in the stack and the loop, its compilation, processes, optimisers of the MLP.
 
     PYTHONPATH=src python -m benchmarks.gpu_recipes --out gpu-recipes.json
 
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import fedtilt as ft
 from benchmarks.options import make_result_parser, require_cuda, save_result
 from fedtilt import models
 from fedtilt.optimizers import SGD, Adam
@@ -35,7 +36,11 @@ OPTIMIZERS = {
     "adam": Adam(),
 }
 QUICK_TASKS = ("mlp 20",)
-TASKS = ("mlp 20", "mlp 320", "resnet18 float32 first", "resnet18 float32 second", "resnet18 tf32", "resnet18 bfloat16")
+TASKS = (
+    "mlp 20", "mlp 320", "resnet18 float32 first", "resnet18 float32 second", "resnet18 tf32", "resnet18 bfloat16",
+    "loop lstm", "loop resnet18",
+)  # fmt: skip
+WORKERS = (0, 2, 4)  # of the loop
 SECONDS = 540  # all tasks take about half of it; those that would start later are skipped, and named
 
 
@@ -153,10 +158,43 @@ def measure_resnet(precision: str) -> dict[str, Any]:
     }
 
 
+class Rows(nn.Module):
+    """Two LSTM layers with dropout between them, which are trained in the loop, over the rows of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(96, 128, 2, dropout=0.2, batch_first=True), nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The class scores of images (N, 3, 32, 32)."""
+        return self.head(self.lstm(x.transpose(1, 2).flatten(2))[0][:, -1])
+
+
+def measure_loop(name: str) -> dict[str, Any]:
+    """Seconds a round of 16 clients, whose models train in the loop, by the number of processes."""
+    count, samples = 16, 100
+    images = torch.rand(count, samples + 10, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(samples + 10) % 10
+    clients = [((x[:samples], y[:samples]), (x[samples:], y[samples:])) for x in images]
+    federation, seconds = ft.Federation.from_clients(clients), {}
+    for workers in WORKERS:
+        torch.manual_seed(0)
+        rounds = ft.simulate(
+            [ft.fedavg()], federation, {"lstm": Rows, "resnet18": resnet18}[name](), rounds=4, participation=1.0,
+            epochs=1, batch_size=BATCH_SIZE, lr=0.01, eval_every=4, device="cuda", precision="tf32",
+            backend="autograd", workers=workers,
+        )  # fmt: skip
+        first = next(rounds)
+        times = [first.seconds, *(r.seconds for r in rounds)]
+        seconds[str(workers)] = {"first_round": times[0], "round": min(times[1:-1])}  # the last has an evaluation
+    return {"processes": seconds}
+
+
 def run_task(task: str) -> dict[str, Any]:
     """One measurement, in this process."""
     kind, setting, *_ = task.split()
-    return measure_mlp(int(setting)) if kind == "mlp" else measure_resnet(setting)
+    measure = {"mlp": lambda: measure_mlp(int(setting)), "loop": lambda: measure_loop(setting)}
+    return measure.get(kind, lambda: measure_resnet(setting))()
 
 
 def main() -> None:

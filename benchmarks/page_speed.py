@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median, stdev
 
+from benchmarks.gpu_recipes import WORKERS
 from benchmarks.markdown import Record, device_name, machine_text, markdown_table, not_recorded
 from benchmarks.others_cases import CASES
 from benchmarks.page_chart import log_log_chart
@@ -218,9 +219,16 @@ def _gpu_recipes(record: Record | None) -> str:
         return not_recorded("PYTHONPATH=src python -m benchmarks.gpu_recipes")
     optimizers = [["microseconds per step of the MLP", "plain SGD", "momentum", "Adam"]]
     resnets = [["ResNet-18, 20 models of 10 samples", "ms per step, loop", "stacked", "ratio", "first call"]]
-    for task in (key for key in record if key.startswith(("mlp", "resnet18"))):
+    loops = [
+        ["seconds a round, 16 clients in the loop", *(f"{n} processes" if n else "the run's own" for n in WORKERS)]
+    ]
+    for task in (key for key in record if key.startswith(("mlp", "resnet18", "loop"))):
         values = record[task]
-        if task.startswith("mlp"):
+        if task.startswith("loop"):
+            times = {workers: values["processes"][str(workers)]["round"] for workers in WORKERS}
+            gains = [f"{seconds:.2f} ({times[0] / seconds:.1f} ×)" for seconds in times.values()]
+            loops.append([_LOOPS[task.split()[1]], *gains])
+        elif task.startswith("mlp"):
             steps = {name: values[name]["microseconds_per_step"] for name in ("plain", "momentum", "adam")}
             ratios = [f"{step:,.0f} ({step / steps['plain']:.2f} ×)" for step in steps.values()]
             optimizers.append([f"{task.split()[1]} models", *ratios])
@@ -230,10 +238,15 @@ def _gpu_recipes(record: Record | None) -> str:
             resnets.append([_resnet_title(task), *times, f"{values['ratio']:.1f} ×", first])
     parts = [
         f"{machine_text(record)}. A stack of any model is compiled by torch at its first call; a second process finds "
-        "the compiled step in a cache. The loop trains one model after the other on the same GPU.\n",
+        "the compiled step in a cache. Python's byte code of torch is on the disk, as pip leaves it. The loop trains "
+        "one model after the other on the same GPU; what cannot be stacked trains so in four processes, if the run is "
+        "long.\n",
         *([f"{record['remark']}\n"] if "remark" in record else []),
     ]
-    return "\n".join([*parts, *(markdown_table(rows) for rows in (resnets, optimizers) if len(rows) > 1)])
+    return "\n".join([*parts, *(markdown_table(rows) for rows in (resnets, loops, optimizers) if len(rows) > 1)])
+
+
+_LOOPS = {"lstm": "two LSTM layers with dropout between them", "resnet18": "ResNet-18 (backend = autograd)"}
 
 
 def _resnet_title(task: str) -> str:

@@ -151,7 +151,10 @@ def test_the_page_shows_gpu_memory_and_aggregation() -> None:
 def test_the_page_shows_recipes_on_a_gpu() -> None:
     steps = {name: {"microseconds_per_step": us} for name, us in (("plain", 50), ("momentum", 60), ("adam", 100))}
     times = {"loop_milliseconds": 200.04, "stacked_milliseconds": 25.0, "ratio": 8.0016, "first_call_seconds": 16.4}
-    page = render_page(by_kind(record("gpu_recipes", **{"mlp 20": steps, "resnet18 float32 second": times})))
+    loop = {"processes": {"0": {"round": 3.0}, "2": {"round": 1.5}, "4": {"round": 1.0}}}
+    tasks = {"mlp 20": steps, "resnet18 float32 second": times, "loop lstm": loop}
+    page = render_page(by_kind(record("gpu_recipes", **tasks)))
+    assert table_row(page, "two LSTM layers")[1:] == ["3.00 (1.0 ×)", "1.50 (2.0 ×)", "1.00 (3.0 ×)"]
     assert table_row(page, "20 models") == ["20 models", "50 (1.00 ×)", "60 (1.20 ×)", "100 (2.00 ×)"]
     assert table_row(page, "float32, second process")[1:] == ["200.0", "25.0", "8.0 ×", "16 s"]
 

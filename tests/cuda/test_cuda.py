@@ -348,6 +348,23 @@ def recurrent(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     return Rows()
 
 
+def two_recurrent_layers(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    model = recurrent(input_shape, classes)
+    model.lstm = nn.LSTM(input_shape[-1], 12, 2, dropout=0.3, batch_first=True)
+    return model
+
+
+def test_what_cannot_be_stacked_trains_in_processes(federation: ft.Federation) -> None:
+    """Bit-identical to the loop of this process, with a class that has no module to be imported from."""
+    one, two = (
+        list(ft.simulate(METHODS, federation, two_recurrent_layers, device="cuda", workers=n, **TRAIN)) for n in (0, 2)
+    )
+    assert "dropout" in one[-1].backend.describe()
+    for method in METHODS:
+        a, b = (rounds[-1].state.server[method.name].parameters for rounds in (one, two))
+        assert torch.equal(a, b)
+
+
 FACTORIES = {"mlp": ft.models.mlp, "cnn": ft.models.cnn, "logistic": ft.models.logistic, "recurrent": recurrent}
 
 
@@ -365,7 +382,7 @@ def test_a_simulation_agrees_with_the_cpu(name: str, federation: ft.Federation) 
         assert (on_cpu.counts[method.name].shared - on_gpu.counts[method.name].shared).abs().sum() <= 2
     assert on_cpu.state.client_states.owners() == on_gpu.state.client_states.owners() != []
     for owner in on_cpu.state.client_states.owners():
-        a, b = (r.state.client_states.get(owner)["personal"] for r in (on_cpu, on_gpu))
+        a, b = (r.state.client_states.get(owner).personal for r in (on_cpu, on_gpu))
         assert distance(a, b) <= 1e-3 * distance(a, start)
 
 

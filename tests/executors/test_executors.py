@@ -1,6 +1,9 @@
 """Executors carry any job: workers and this process are bit-identical, whatever the plan and the recipe."""
 
 import dataclasses
+import multiprocessing
+import os
+import signal
 from functools import partial
 
 import pytest
@@ -13,6 +16,7 @@ from fedtilt.executors.client_batches import BatchSettings
 from fedtilt.executors.forked import ForkedExecutor, ResultRows, SharedBlock
 from fedtilt.executors.in_process import ClientTraining, InProcessExecutor
 from fedtilt.executors.sharded_models import stack_models
+from fedtilt.executors.spawned import SpawnedExecutor
 from fedtilt.models import parameters_to_vector
 from fedtilt.optimizers import SGD, Adam
 from fedtilt.training import LocalJob, Trained, make_batches
@@ -158,3 +162,75 @@ def test_a_job_that_a_block_cannot_carry_is_refused() -> None:
         block.write_jobs([other])
     with pytest.raises(RuntimeError, match="no room for torch.float32"):
         block.write_jobs(jobs_of(1, net(), count=2))
+
+
+class FailsInAProcess(nn.Sequential):
+    """Trains where it was made; in another process it ends as it is told to."""
+
+    how = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if multiprocessing.parent_process() is not None:
+            if self.how == "memory":
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+            if self.how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.how == "error":
+                raise ft.InputError("the model does not take this")
+        return super().forward(x)
+
+
+def spawned(model: nn.Module, notices: list[str], *, rounds: int = 1, at_once: bool = True) -> SpawnedExecutor:
+    training = ClientTraining(FED, model, "autograd", BATCHES)
+    return SpawnedExecutor(
+        training, torch.device("cpu"), "float32", workers=2, rounds=rounds, at_once=at_once, notice=notices.append
+    )
+
+
+@pytest.mark.parametrize("how", ["", *(pytest.param(how, marks=pytest.mark.slow) for how in ("memory", "killed"))])
+def test_processes_started_anew_train_as_this_process_does(how: str) -> None:
+    """Also with a loss that has no name to be found by, and where they cannot go on."""
+    model = FailsInAProcess(*net(), nn.Dropout(0.5))
+    model.how = how
+    jobs = {
+        client: [dataclasses.replace(job, loss=lambda *batch: squared(*batch)) for job in jobs_of(client, model, 2)]
+        for client in (3, 0, 4)
+    }
+    notices: list[str] = []
+    executor = spawned(model, notices)
+    here = InProcessExecutor(ClientTraining(FED, model, "autograd", BATCHES), torch.device("cpu"), "float32")
+    try:
+        for round in (1, 2):
+            expected, found = (dict(e.train(round, jobs)) for e in (here, executor))
+            for client in jobs:
+                for a, b in zip(expected[client], found[client], strict=True):
+                    assert torch.equal(a.parameters, b.parameters)
+                    assert torch.equal(a.buffers, b.buffers)
+    finally:
+        executor.close()
+    ending = "has too little memory; fewer may fit): clients train one after the other from round 1 on"
+    assert [text.endswith(ending) for text in notices] == [True] * bool(how)
+
+
+@pytest.mark.slow
+def test_what_a_process_cannot_train_is_said_here() -> None:
+    model = FailsInAProcess(*net())
+    model.how = "error"
+    executor = spawned(model, [])
+    try:
+        with pytest.raises(ft.InputError, match="the model does not take this"):
+            dict(executor.train(1, {0: jobs_of(0, model, 1)}))
+    finally:
+        executor.close()
+
+
+def test_processes_start_once_a_run_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, started = net(), []
+    monkeypatch.setattr(SpawnedExecutor, "_train_in_pool", lambda self, round, jobs: started.append(round) or iter(()))
+    for rounds, expected in ((5, []), (100, [2, 3])):
+        executor = spawned(model, [], rounds=rounds, at_once=False)
+        for round in (1, 2, 3):
+            dict(executor.train(round, {0: jobs_of(0, model, 1)}))
+            executor._seconds = 1.0  # of a round
+        assert started == expected
+        started.clear()

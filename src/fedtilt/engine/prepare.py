@@ -23,6 +23,7 @@ from fedtilt.executors.forked import ForkedExecutor, can_fork, cores
 from fedtilt.executors.in_process import ClientTraining, Executor, InProcessExecutor
 from fedtilt.executors.ray_executor import RayExecutor
 from fedtilt.executors.sharded_models import uses_shards
+from fedtilt.executors.spawned import SpawnedExecutor, default_workers
 from fedtilt.math.client_models import column_blocks
 from fedtilt.methods import Method, check_bad_share, check_levels, check_steps_used
 from fedtilt.methods.component import check_declared
@@ -259,10 +260,20 @@ def make_executor(prepared: PreparedRun, notice: Callable[[str], None]) -> Execu
             address=settings.cluster or "local", workers=workers, stack_size=settings.stack_size,
             timeout=settings.cluster_timeout, notice=notice, on_nodes=on_nodes, columns=columns,
         )  # fmt: skip
-    if device.type != "cpu" or backend == "stacked":
+    clients = settings.clients_per_round(federation.clients)
+    if backend == "stacked":
+        if workers:
+            notice(f"workers = {workers} has no effect: all clients of a round train in one step")
+        workers = 0
+    elif device.type != "cpu":
+        count = default_workers(cores(), clients) if workers is None else workers
+        if count:
+            return SpawnedExecutor(
+                training, device, settings.precision, workers=count, rounds=settings.rounds,
+                at_once=workers is not None, notice=notice,
+            )  # fmt: skip
         workers = 0
     elif workers is None:
-        clients = settings.clients_per_round(federation.clients)
         workers = min(cores(), clients) if cores() > 1 and can_fork(backend) else 0
     elif workers and not can_fork(backend):
         raise InputError(

@@ -154,7 +154,11 @@ class TrainFields:
         choices=("auto", *BACKENDS),
     )
     workers: int | None = setting(
-        None, "worker processes; default: one per core or, on a cluster, per CPU or GPU; 0: none", ge=0, example=2
+        None,
+        "worker processes; default: one per core; on a GPU up to four for a long run that cannot be stacked; on a "
+        "cluster, one per CPU or GPU; 0: none",
+        ge=0,
+        example=2,
     )
     stack_size: int | None = setting(
         None,

@@ -1,6 +1,7 @@
 """One job after the other, by autograd, for any `nn.Module` and any recipe: the reference for every other backend."""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -33,7 +34,9 @@ def train(
     model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches], *, precision: str = "float32"
 ) -> list[Trained]:
     """Train every job on its batches; the model has the frozen parameters and initial buffers, on the jobs' device."""
-    return [_train_one(model, job, data, precision) for job, data in zip(jobs, batches, strict=True)]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "RNN module weights")  # views of theta; cuDNN copies them in every step
+        return [_train_one(model, job, data, precision) for job, data in zip(jobs, batches, strict=True)]
 
 
 def _train_one(model: nn.Module, job: LocalJob, batches: Batches, precision: str) -> Trained:
