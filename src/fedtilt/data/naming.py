@@ -47,6 +47,8 @@ def client_number(client: int | str, names: Sequence[str]) -> int:
         raise InputError(f"client {client} does not exist; {_known_clients(names)}")
     number = whole(number, "a client's number")
     if not 0 <= number < len(names):
+        if str(number) in names:
+            raise InputError(f"client {client} does not exist: numbers begin at 0; give the name as text, '{client}'")
         raise InputError(f"client {client} does not exist; {_known_clients(names)}")
     return number
 

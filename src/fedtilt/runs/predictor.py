@@ -130,6 +130,7 @@ class Predictor:
         outputs = self._run(x)
         for i in (~outputs.isfinite().all(1)).nonzero()[:, 0].tolist():
             problems.setdefault(i, "the model's output is NaN or infinite; check the values")
+        problems = dict(sorted(problems.items()))
         outputs[list(problems)] = torch.nan
         probabilities, predictions = None, outputs[:, 0].numpy()
         if self.class_names:
@@ -303,7 +304,7 @@ def _table_rows(
         warnings.warn(InputWarning(f"{found.reader.name} has {rows} skipped"), stacklevel=5)
     for name in keep:
         if name not in header:
-            raise InputError(f"there is no column {name!r} to keep; the columns are {', '.join(header)}")
+            raise InputError(f"there is no column {name!r} to keep; the columns are {first_names(header, 20)}")
     identifiers = [c.name for c in schema.columns if c.kind == "identifier" and c.name in header]
     copied = [name for name in header if name in (*identifiers, *keep)]
     return found.x, found.reader.rows, found.problems, {name: found.reader.read(name).to_pylist() for name in copied}
