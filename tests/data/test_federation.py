@@ -161,7 +161,7 @@ def two_clients(client_train, client_test, names=("A", "B")):
 def test_clients_without_data():
     with pytest.raises(InputError, match=r"client 'B' has no training data"):
         Federation.build(two_clients([0, 0, 0, 0], [0, 1]), partition="column")
-    with pytest.raises(InputError, match=r"no client has test data"):
+    with pytest.raises(InputError, match=r"no client has test data in .*; add test samples, or choose fewer"):
         Federation.build(two_clients([0, 0, 1, 1], []), partition="column")
     fed = Federation.build(two_clients([0, 0, 0, 1], [0]), partition="column", validation=0.01)
     assert fed.test(1)[0].shape == (0, 2)
