@@ -40,7 +40,7 @@ def file_name(text: str) -> str:
 def local_path(source: str | os.PathLike[str], what: str) -> Path:
     """The path of a file or folder; a URL raises, and `what` names it, such as "table"."""
     path = os.fspath(source)
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path):
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", path):  # a Path has one of two slashes
         raise InputError(f"{what} {path} is a URL; download it first, and give the path of the file or folder")
     return Path(path).expanduser()
 

@@ -36,7 +36,7 @@ def first_names(names: Sequence[str], most: int, separator: str = ", ") -> str:
     return separator.join(names[:most]) + more
 
 
-def csv_text(rows: Iterable[Sequence[object]]) -> str:
+def csv_text(rows: Iterable[Sequence[object]], separator: str = ",") -> str:
     r"""Rows as CSV: floats unrounded, None as an empty field, an apostrophe before a text that looks like a formula.
 
     >>> csv_text([["client", "loss"], ["=1+1", -0.5]])
@@ -45,7 +45,9 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
     lines = []
     for row in rows:
         line = io.StringIO(newline="")
-        csv.writer(line).writerow(map(_safe, row))  # its line ends with \r\n, so that it quotes both
+        csv.writer(line, delimiter=separator).writerow(
+            map(_safe, row)
+        )  # its line ends with \r\n, so that it quotes both
         lines.append(line.getvalue().removesuffix("\r\n") + "\n")
     return "".join(lines)
 

@@ -144,7 +144,7 @@ def test_held_classes_are_those_of_the_training_samples():
         assert torch.equal(classes, fed.clean_train(client)[1].unique())
 
 
-def two_clients(client_train, client_test):
+def two_clients(client_train, client_test, names=("A", "B")):
     return Dataset(
         name="wards",
         x_train=torch.zeros(4, 2),
@@ -154,14 +154,14 @@ def two_clients(client_train, client_test):
         classes=2,
         client_train=torch.tensor(client_train),
         client_test=torch.tensor(client_test).long(),
-        client_names=("A", "B"),
+        client_names=names,
     )
 
 
 def test_clients_without_data():
     with pytest.raises(InputError, match=r"client 'B' has no training data"):
         Federation.build(two_clients([0, 0, 0, 0], [0, 1]), partition="column")
-    with pytest.raises(InputError, match=r"no client has test data"):
+    with pytest.raises(InputError, match=r"no client has test data in .*; add test samples, or choose fewer"):
         Federation.build(two_clients([0, 0, 1, 1], []), partition="column")
     fed = Federation.build(two_clients([0, 0, 0, 1], [0]), partition="column", validation=0.01)
     assert fed.test(1)[0].shape == (0, 2)
@@ -323,6 +323,10 @@ def test_clients_have_numbers_and_names():
     for unknown in ("north", 99, -1):
         with pytest.raises(InputError, match=f"client {unknown} does not exist; the clients are A, B"):
             fed.test(unknown)
+    numbered = Federation.build(two_clients([0, 0, 1, 1], [0, 1], names=("100", "200")))
+    assert torch.equal(numbered.test("200")[0], numbered.test(1)[0])
+    with pytest.raises(InputError, match="client 200 does not exist: numbers begin at 0; give the name as text, '200'"):
+        numbered.test(200)
 
 
 def test_samples_without_a_source_are_named_by_their_numbers():

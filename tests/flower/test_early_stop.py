@@ -13,6 +13,7 @@ from fedtilt.flower import Task
 from fedtilt.flower.early_stop import SiteStopCheck
 from fedtilt.flower.run_folder import ServerRunFolder
 from fedtilt.flower.run_status import run_statuses
+from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.runs.trained_run import read_trained_run
 from fedtilt.spec import load
@@ -131,6 +132,35 @@ def test_a_deployment_that_is_killed_ends_as_the_simulator(
     deployment.run(set=settings(restore))
     assert not moments
     assert_same(tmp_path, simulated[restore])
+
+
+@pytest.mark.parametrize("moment", ["evaluates", "branches", "writes"])
+def test_a_server_that_is_killed_while_it_goes_back_does_not_train_again(
+    moment: str, simulated: dict[bool, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment, best = Deployment(Task(spec=write_spec(tmp_path)), tmp_path, sites=3), simulated[True] / "seed-0"
+    evaluations: list[int] = []
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    def kill_in_evaluation(reply: Message, site: int, round: int) -> list[Message]:
+        evaluations.append(round * (reply.metadata.message_type == "evaluate"))
+        if moment == "evaluates" and evaluations.count(read_json(best / "early_stop.json")["round"]) == 5:  # 3 before
+            raise Killed
+        return [reply]
+
+    with monkeypatch.context() as patch:
+        for name, owner, function in (
+            ("branches", TrainingHistory, "branch"), ("writes", ServerRunFolder, "write_results"),
+        ):  # fmt: skip
+            patch.setattr(owner, function, kill if name == moment else getattr(owner, function))
+        with pytest.raises(Killed):
+            deployment.run(kill_in_evaluation, set=settings(True))
+    again = deployment.run(set=settings(True))
+    assert {message.metadata.message_type for message, _ in again.sent} <= {"query", "evaluate"}
+    assert_same(tmp_path, simulated[True])
+    assert not [m for m, _ in deployment.run(set=settings(True)).sent if m.metadata.message_type != "query"]
 
 
 def counts(**correct: int) -> dict[int, GroupCounts]:

@@ -11,9 +11,11 @@ from sklearn.metrics import f1_score
 
 import fedtilt as ft
 from examples.patients import write_patients
+from fedtilt.data.tables.reader import open_reader
 from fedtilt.errors import InputWarning
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.files import write_json
+from fedtilt.text_tables import original_text
 
 pandas = pytest.importorskip("pandas")
 SETTINGS = {"rounds": 1, "epochs": 1, "participation": 1.0, "workers": 0}
@@ -74,14 +76,18 @@ def test_frames_arrow_tables_and_dictionaries_are_the_file(folder: Path) -> None
     sources = [frame, pyarrow.csv.read_csv(folder / "good.csv"), {name: frame[name].tolist() for name in frame}]
     for source in sources:
         np.testing.assert_array_equal(model.predict_proba(source), expected)
-    row = {name: frame[name][0] for name in frame}
-    np.testing.assert_allclose(model.predict_proba(row), expected[:1], rtol=1e-6)
+    for row in ({name: frame[name][0] for name in frame}, frame.iloc[0]):
+        np.testing.assert_allclose(model.predict_proba(row), expected[:1], rtol=1e-6)
+    assert list(model.rows(frame.iloc[1]).rows) == ["row 1"]
+    for source, kind in ((pyarrow.chunked_array([[63.5]]), "ChunkedArray"), ([1, 2], "list")):
+        with pytest.raises(ft.InputError, match=f"the path of a file or a pandas DataFrame, not a {kind}"):
+            model.predict(source)
 
 
 def test_rows_that_cannot_be_used_are_named_and_left_blank(folder: Path) -> None:
     model = ft.load(folder / "north.safetensors")
     found = model.rows(folder / "new.csv", keep=["ward"])
-    assert found.problems.keys() == BAD.keys()
+    assert list(found.problems) == list(BAD)  # in the order of the rows
     for row, text in BAD.items():
         assert found.problems[row].startswith(text)
     used = [0, 5]
@@ -115,6 +121,34 @@ def test_the_command_writes_names_probabilities_and_problems(folder: Path, fedti
     assert f"{100 * reference[0, 0]:.1f} %" in shown.out
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".pq", ".xlsx"])
+def test_the_suffix_says_how_predictions_are_written(folder: Path, fedtilt: Callable, suffix: str) -> None:
+    """The reader of tables finds in the file what the model predicts, and a text that is no formula."""
+    Path("new.csv").write_text(NEW.replace("\nf,", "\n=1+1,"))
+    printed = fedtilt(
+        "predict", str(folder / "north.safetensors"), "new.csv", "--keep", "admitted", "--to", f"o{suffix}"
+    )
+    assert printed.code == 0, printed.err
+    found, expected = open_reader(f"o{suffix}"), ft.load(folder / "north.safetensors").rows("new.csv", ["admitted"])
+    assert list(found.header) == expected.header()
+    cells = {name: found.read(name).to_pylist() for name in found.header}
+    assert [cells[name][0] for name in ("row", "patient", "prediction")] == ["row 2", "a", expected.predictions[0]]
+    assert str(cells["admitted"][0]).startswith("2026-02-01")
+    assert cells["probability of ill"] == pytest.approx([row[4] for row in expected.table()])
+    assert original_text(cells["patient"][5]) == "=1+1"
+    assert [text or None for text in cells["problem"]] == [expected.problems.get(n) for n in range(6)]
+
+
+def test_empty_rows_are_skipped_and_said(folder: Path, fedtilt: Callable) -> None:
+    model, lines = ft.load(folder / "north.safetensors"), (folder / "good.csv").read_text().splitlines(True)
+    Path("empty.csv").write_text("".join([*lines[:2], ",,,,,\n", *lines[2:]]))
+    printed = fedtilt("predict", str(folder / "north.safetensors"), "empty.csv")
+    assert printed.err == "warning: empty.csv has an empty row, which is skipped\n"
+    with pytest.warns(InputWarning, match="empty row") as caught:
+        assert model.predict("empty.csv").tolist() == model.predict(folder / "good.csv").tolist()
+    assert caught[0].filename == __file__
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -128,13 +162,14 @@ def test_the_command_writes_names_probabilities_and_problems(folder: Path, fedti
         ),
         (("north.safetensors", "good.csv", "--threshold", "ill=3"), "must be CLASS=VALUE"),
         (("north.safetensors", "new.md"), "new.md has the suffix '.md'"),
+        (("north.safetensors", "good.csv", "--to", "out.json"), "out.json has the suffix '.json'; write a .csv"),
         (("good.csv", "good.csv"), "is not a safetensors file"),
         (("absent", "good.csv", "--method", "ditto"), "absent does not exist; check the path"),
     ],
 )
 def test_mistakes_are_one_line(folder: Path, fedtilt: Callable, arguments: tuple[str, ...], message: str) -> None:
     files = [str(folder / name) if i < 2 else name for i, name in enumerate(arguments)]
-    printed = fedtilt("predict", *files, "--to", "out.csv")
+    printed = fedtilt("predict", "--to", "out.csv", *files)
     assert (printed.code, printed.err.count("\n")) == (2, 1)
     assert message in printed.err
     assert not Path("out.csv").exists()

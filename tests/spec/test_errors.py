@@ -231,6 +231,11 @@ def test_a_missing_file_and_one_that_is_not_text(tmp_path):
     assert "did you mean digits?" in error_message(lambda: spec.load("digit"))
     assert "`fedtilt init` writes an example" in error_message(lambda: spec.load(tmp_path / "no.toml"))
     assert "cannot be read: Is a directory" in error_message(lambda: spec.load(tmp_path))
+    (tmp_path / "a.csv").write_bytes(b"age;ill\n1;\xe9\n")
+    message = error_message(lambda: spec.load(tmp_path / "a.csv"))
+    assert (
+        f"a.csv is a table; `fedtilt init mine.toml --table {tmp_path / 'a.csv'} --target COLUMN` writes a" in message
+    )
     (tmp_path / "bad.toml").write_bytes(b"a = '\xff'")
     assert "is not UTF-8 text (byte 5)" in error_message(lambda: spec.load(tmp_path / "bad.toml"))
 

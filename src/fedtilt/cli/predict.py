@@ -26,7 +26,9 @@ def predict(
     data: Annotated[
         Path, typer.Argument(metavar="FILE", help="New rows: a table, an image, a folder of images, or a .npy file.")
     ],
-    to: Annotated[Path | None, typer.Option(help="The CSV file to write (default: a table on the terminal).")] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="The file to write: .csv, .parquet, .xlsx (default: a table on the terminal).")
+    ] = None,
     method: Annotated[str | None, typer.Option(help="Of a run folder: the method.")] = None,
     client: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of a run folder: the client whose model predicts.")
@@ -51,16 +53,18 @@ def predict(
     Rows are prepared as in training: gaps become the median, and new categories count as other. A row that cannot be
     used is named, and its prediction is left blank.
     """
+    from fedtilt.data.tables.file_writers import table_writer
     from fedtilt.runs.predictor import load
 
     if to is not None and to.exists() and not force:
         raise InputError(f"{to} already exists; use --force to replace it")
+    writer = None if to is None else table_writer(to)
     predictor = load(path, method=method, client=client, seed=seed, model=model)
     if threshold is not None:
         predictor = predictor.with_threshold(threshold)
     found = predictor.rows(data, keep or (), sets)
-    if to is not None:
-        write_bytes(to, found.to_csv().encode())
+    if to is not None and writer is not None:
+        write_bytes(to, writer([found.header(), *found.table()]))
     else:
         _print_table(found)
     console = Console(stderr=True)

@@ -6,7 +6,7 @@ import gzip
 import io
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -47,6 +47,8 @@ def client_number(client: int | str, names: Sequence[str]) -> int:
         raise InputError(f"client {client} does not exist; {_known_clients(names)}")
     number = whole(number, "a client's number")
     if not 0 <= number < len(names):
+        if str(number) in names:
+            raise InputError(f"client {client} does not exist: numbers begin at 0; give the name as text, '{client}'")
         raise InputError(f"client {client} does not exist; {_known_clients(names)}")
     return number
 
@@ -92,6 +94,7 @@ class FileRows:
     encoding: str | None = None  # of a text file that is not UTF-8
     is_one_of_several: bool = False
     skipped: int = 0  # lines above the header
+    empty: frozenset[int] = frozenset()  # rows of separators alone, by position, which are skipped
 
     def __len__(self) -> int:
         return self.length
@@ -104,19 +107,25 @@ class FileRows:
     @cached_property
     def _numbers(self) -> Sequence[int]:
         """Row numbers; empty lines and newlines inside quotes make them differ from 2, 3, 4, …"""
-        plain = range(2 + self.skipped, self.length + 2 + self.skipped)
+        plain = range(2 + self.skipped, self.length + len(self.empty) + 2 + self.skipped)
         if self.separator is None:
-            return plain
+            return [number for n, number in enumerate(plain) if n not in self.empty] if self.empty else plain
         text, _ = decoded_text(Path(self.path), self.encoding)
-        if text.count("\n") + (not text.endswith("\n")) == self.length + 1 + self.skipped:
+        if not self.empty and text.count("\n") + (not text.endswith("\n")) == self.length + 1 + self.skipped:
             return plain
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=self.separator)
-        numbers = [reader.line_num for row in reader if row and reader.line_num > self.skipped][1:]
+        numbers = [number for number, _ in self.lines()][1:]
         if len(numbers) != self.length:
             raise InputError(
                 f"{self.path} has {len(numbers)} rows and had {self.length}; it was changed since it was read"
             )
         return numbers
+
+    def lines(self) -> Iterator[tuple[int, list[str]]]:
+        """Of a text file, the number and the cells of the header and of every row."""
+        text, _ = decoded_text(Path(self.path), self.encoding)
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=self.separator or ",")
+        lines = ((reader.line_num, cells) for cells in reader if cells and reader.line_num > self.skipped)
+        return (line for n, line in enumerate(lines, -1) if n not in self.empty)
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ def divide(
                 f"client {client!r} has no training data in {data.name!r}; add some or leave the client out"
             )
     if not any(len(rows) for rows in indices.test):
-        raise InputError(f"no client has test data in {data.name!r}; add test samples")
+        raise InputError(f"no client has test data in {data.name!r}; add test samples, or choose fewer clients")
     return indices, names
 
 

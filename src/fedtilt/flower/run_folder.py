@@ -189,6 +189,10 @@ class ServerRunFolder:
         """Why a run of these rounds has ended with this round; None: it has not."""
         return self._run_folder.end_reason(round, rounds)
 
+    def has_results(self) -> bool:
+        """Whether the results were written: the last step of a run, which going back undoes."""
+        return (self.folder / "results.json").exists()
+
     # -- metrics and participation -----------------------------------------------------------------------------------
 
     def is_evaluated(self, round: int) -> bool:

@@ -129,6 +129,9 @@ class SiteStrategy(Strategy):
         seconds = timeout or self.policy.deadline
         is_evaluated = folder is not None and folder.is_evaluated(self._rounds_before)
         if folder is not None and is_evaluated and folder.end_reason(self._rounds_before, rounds) is not None:
+            if self._stop.check.kept_round is not None and not folder.has_results():
+                self.membership.wait_and_join(grid)
+                self._go_back_to_best(grid, folder, self._rounds_before, seconds)
             return Result()  # the run has ended early
         if is_evaluated and self._is_last(rounds) and self._stop.check.kept_round in (None, self._rounds_before):
             self._end(grid, rounds, seconds)
@@ -158,16 +161,16 @@ class SiteStrategy(Strategy):
         if ending is None:
             return
         if self.run_folder is not None:
+            self.run_folder.record_end(*ending)  # a server that is killed below does not train the last rounds again
             if ending.round < self._rounds_done:
-                state = self.run_folder.go_back(ending.round, _log.warning)
-                self._server, self._history = state.server[self.method.name], self.run_folder.history
-                self._used = self.run_folder.used_rounds(ending.round)
-                self._evaluate_again(grid, ending.round, seconds)
-            self.run_folder.record_end(*ending)
+                self._go_back_to_best(grid, self.run_folder, ending.round, seconds)
         _log.info("%s", ending.reason)
 
-    def _evaluate_again(self, grid: Grid, round: int, seconds: float) -> None:
-        """Ask all sites to evaluate the best round, so that their reports and exports have its models."""
+    def _go_back_to_best(self, grid: Grid, folder: ServerRunFolder, round: int, seconds: float) -> None:
+        """Ask all sites to evaluate the best round again, so that their reports and exports have its models."""
+        state = folder.go_back(round, _log.warning)
+        self._server, self._history = state.server[self.method.name], folder.history
+        self._used = folder.used_rounds(round)
         replies = grid.send_and_receive(self._evaluation_requests(round, self._encoded_model()), timeout=seconds)
         accepted, _, _ = self.membership.collect(
             "evaluate", self._requested, self._requested, replies, partial(self._decode_evaluation, round)

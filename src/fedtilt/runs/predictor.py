@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtilt.data.inputs import Inputs, named_tensors, sample_count, sample_shape, take
+from fedtilt.data.naming import FileRows
 from fedtilt.data.sources.samples import to_inputs
 from fedtilt.data.tables.schema import Schema
 from fedtilt.errors import InputError, InputWarning
@@ -75,10 +76,10 @@ class PredictedRows(NamedTuple):
 class Predictor:
     """A trained model that predicts on new data; `ft.load` returns it.
 
-    New data is prepared as in training. For a model of a table it is a path, a data frame, an Arrow table or a
-    dictionary of columns: gaps become the median, and categories that training rows did not have count as other. For
-    images it is the path of an image or a folder, or an array (N, channels, height, width) with pixels in 0..255
-    (uint8) or in [0, 1]; for other samples, an array as in training.
+    New data is prepared as in training. For a model of a table it is a path, a data frame or a row of it, an Arrow
+    table or a dictionary of columns: gaps become the median, and categories that training rows did not have count as
+    other. For images it is the path of an image or a folder, or an array (N, channels, height, width) with pixels in
+    0..255 (uint8) or in [0, 1]; for other samples, an array as in training.
     """
 
     source: str
@@ -129,6 +130,7 @@ class Predictor:
         outputs = self._run(x)
         for i in (~outputs.isfinite().all(1)).nonzero()[:, 0].tolist():
             problems.setdefault(i, "the model's output is NaN or infinite; check the values")
+        problems = dict(sorted(problems.items()))
         outputs[list(problems)] = torch.nan
         probabilities, predictions = None, outputs[:, 0].numpy()
         if self.class_names:
@@ -297,9 +299,12 @@ def _table_rows(
 
     found = new_rows(_columns(data) if isinstance(data, Mapping) else data, schema)
     header = found.reader.header
+    if empty := sum(len(part.empty) for part in found.reader.rows.parts if isinstance(part, FileRows)):
+        rows = "an empty row, which is" if empty == 1 else f"{empty:,} empty rows, which are"
+        warnings.warn(InputWarning(f"{found.reader.name} has {rows} skipped"), stacklevel=5)
     for name in keep:
         if name not in header:
-            raise InputError(f"there is no column {name!r} to keep; the columns are {', '.join(header)}")
+            raise InputError(f"there is no column {name!r} to keep; the columns are {first_names(header, 20)}")
     identifiers = [c.name for c in schema.columns if c.kind == "identifier" and c.name in header]
     copied = [name for name in header if name in (*identifiers, *keep)]
     return found.x, found.reader.rows, found.problems, {name: found.reader.read(name).to_pylist() for name in copied}

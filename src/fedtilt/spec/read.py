@@ -182,6 +182,12 @@ def _read_toml(source: str | Path) -> tuple[Raw, Path]:
         close = difflib.get_close_matches(str(source), known, n=1)
         remedy = f"did you mean {close[0]}?" if close else "`fedtilt init` writes an example"
         raise InputError(f"spec {str(source)!r} is neither a file nor a built-in spec ({builtin_help()}); {remedy}")
+    if path.suffix != ".toml":
+        from fedtilt.data.tables.reader import is_table  # Arrow is for tables alone
+
+        if is_table(path):
+            table = f"--table {path} --target COLUMN"
+            raise InputError(f"spec {path} is a table; `fedtilt init mine.toml {table}` writes a spec for it")
     try:
         raw = parse_toml(path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n"))
     except OSError as error:

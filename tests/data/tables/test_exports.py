@@ -188,10 +188,13 @@ def test_cells_with_bars_between_them(tmp_path: Path) -> None:
 PLAIN = lines_of([str(i % 7) for i in range(ROWS)])
 BROKEN = {
     "if row 1 ('Patients') is a title, delete what is above the header": ["Patients", "63,1", *PLAIN],
+    "3 cells in row 2 but 2 columns; fix that row or, if row 1 ('A, B') is a title, delete what is above the header": [
+        "A, B", *PLAIN,
+    ],
     "its last cell is empty: end the header with ',' too": [PLAIN[0], *(f"{line}," for line in PLAIN[1:])],
     "has the column 'age' twice; rename one of them": [PLAIN[0].replace("extra", "age"), *PLAIN[1:]],
     "has 2 columns without a name; name them, or delete what is above the header": ["Patients,,", "63,1,yes", *PLAIN],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("message", BROKEN)
@@ -201,6 +204,25 @@ def test_what_cannot_be_read_has_a_remedy(message: str, tmp_path: Path) -> None:
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize("kind", ["csv", "xlsx"])
+def test_empty_rows_and_columns_are_skipped(kind: str, tmp_path: Path) -> None:
+    lines = [f"{line};;" for line in lines_of(["1,5", "2,25"] * (ROWS // 2), ";")]
+    plain = read(write(tmp_path, lines))[1]
+    path = write(tmp_path, [*lines[:3], ";;;;", *lines[3:10], "", ";;;;", ";;;;", *lines[10:], ";;;;"])
+    if kind == "xlsx":
+        frame = pandas.read_csv(path, sep=";", decimal=",", skip_blank_lines=False)
+        path = path.with_suffix(".xlsx")
+        frame.to_excel(path, index=False, header=[*frame.columns[:3], None, None])
+    table, data = read(path)
+    assert torch.equal(data.x_train, plain.x_train)
+    assert [table.reader.rows[n] for n in (1, 2, 8, 9, ROWS - 1)] == ["row 3", "row 5", "row 11", "row 15", "row 125"]
+    row = int(data.rows_train[-1])
+    assert original_rows(data, [len(data.rows_train) - 1]).popitem()[1]["age"].partition(".")[0] == str(AGES[row])
+    assert "4 empty rows skipped" in data.notes[0]
+    missing = new_rows(write(tmp_path, ["age;extra", "63;1,5", ";", "NA;NA"]), data.schema)
+    assert list(missing.reader.rows) == ["row 2", "row 4"]  # words are cells
+
+
 def beside(header: str, cells: Iterable[object]) -> list[str]:
     """The plain rows with one more column in front."""
     return [f"{cell},{line}" for cell, line in zip([header, *cells], PLAIN, strict=True)]
@@ -208,7 +230,6 @@ def beside(header: str, cells: Iterable[object]) -> list[str]:
 
 IS_ROW_NUMBER = "looks like an identifier: a different whole number in every row; drop it"
 SUSPICIOUS = {
-    "column '' is free text or empty and is dropped": [f"{line}," for line in PLAIN],
     "row 122 may have totals: 'Total' in column 'ill'; if so, delete it": [*PLAIN, "6000,Total,400"],
     "row 122 may have totals: 'Summe:' in column 'id'; if so, delete it": [
         *beside("id", (f"p{k}" for k in range(ROWS))), "Summe:,50,no,400",
@@ -260,6 +281,7 @@ def test_a_workbook_has_one_sheet_with_cells(tmp_path: Path) -> None:
         read(tmp_path / "export.xlsx")
     _, chosen = read(tmp_path / "export.xlsx", sheet="patients")
     assert chosen.schema.columns == data.schema.columns
+    assert original_rows(chosen, [0])[0]["age"] == str(float(AGES[int(chosen.rows_train[0])]))
     assert torch.equal(new_rows(tmp_path / "export.xlsx", chosen).x, plain)  # the schema has the sheet
     with pytest.raises(InputError, match="has no sheet 'wards'; its sheets are 'empty', 'patients'"):
         read(tmp_path / "export.xlsx", sheet="wards")

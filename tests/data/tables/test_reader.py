@@ -65,6 +65,8 @@ def test_files_that_do_not_fit_are_refused(folder):
     (folder / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty has no table; put a .csv, .tsv, .csv.gz, .parquet or .xlsx file"):
         table(folder / "empty", target="ill")
+    with pytest.raises(InputError, match=r"table https:/example.org/a.csv is a URL; download it first"):
+        table(type(folder)("https://example.org/a.csv"), target="ill")
     with pytest.raises(InputError, match=r"table https://example.org/a.csv is a URL; download it first"):
         table("https://example.org/a.csv", target="ill")
     assert [is_table(path) for path in (folder, folder / "empty", "x.csv", "x.toml")] == [True, False, True, False]

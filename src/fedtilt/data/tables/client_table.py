@@ -90,7 +90,10 @@ def has_fraction(values: np.ndarray) -> bool:
 
 
 def from_arrow(name: str, table: pa.Table, rows: FileRows | IndexRows) -> ClientTable:
-    """A table in memory."""
+    """A table in memory, without columns that have neither a name nor a cell, as spreadsheets write them."""
+    table = table.select(
+        [n for n, name in enumerate(table.column_names) if name.strip() or table[n].null_count < len(table)]
+    )
     header = check_header(name, table.column_names)
     columns = dict(zip(header, table.columns, strict=True))
 

@@ -39,12 +39,14 @@ class ColumnDescription:
 def describe_file(table: ClientTable) -> str | None:
     """How a text file is written, if it is not in UTF-8 with commas between its cells and decimal points."""
     rows = table.rows
-    separator = rows.separator if isinstance(rows, FileRows) else None
-    skipped = rows.skipped if isinstance(rows, FileRows) else 0
+    if not isinstance(rows, FileRows):
+        return None
+    skipped, empty = rows.skipped, len(rows.empty)
     parts = [
         *([f"{skipped} line{'s' * (skipped > 1)} above the header skipped"] if skipped else []),
-        *([rows.encoding] if isinstance(rows, FileRows) and rows.encoding else []),
-        *([f"separated by {separator!r}"] if separator not in (None, ",", "\t") else []),
+        *([f"{empty:,} empty row{'s' * (empty > 1)} skipped"] if empty else []),
+        *([rows.encoding] if rows.encoding else []),
+        *([f"separated by {rows.separator!r}"] if rows.separator not in (None, ",", "\t") else []),
         *(["decimal comma"] if table.point == "," else []),
     ]
     return f"{table.short_name} {', '.join(parts)}" if parts else None

@@ -11,7 +11,9 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
@@ -59,14 +61,34 @@ def read_csv(path: Path, text: Sequence[str], files: Files) -> ClientTable:
         assert content is not None
         _raise_problem(path, content, separator, skipped)
 
-    def read_text(column: str, first: bool) -> pa.ChunkedArray:
-        name = found.column_names[header.index(column)]
-        source = head[: head.rfind(b"\n") + 1] if first else content
-        return _read(path if source is None else source, separator, {name: TEXT}, columns=[name]).column(0)
+    rows = FileRows(str(path), found.num_rows, separator, encoding, skipped=skipped)
+    rows, kept = _without_empty_rows(rows, found)
+    names = {name.strip(): name for name in found.column_names}
 
-    table = from_arrow(str(path), found, FileRows(str(path), found.num_rows, separator, encoding, skipped=skipped))
-    header = table.header
+    def read_text(column: str, first: bool) -> pa.ChunkedArray:
+        name = names[column]
+        source = head[: head.rfind(b"\n") + 1] if first else content
+        array = _read(path if source is None else source, separator, {name: TEXT}, columns=[name]).column(0)
+        return array if kept is None else array.filter(kept[: len(array)])
+
+    table = from_arrow(str(path), found if kept is None else found.filter(kept), rows)
     return replace(table, read_text=read_text, point=point)
+
+
+def _without_empty_rows(rows: FileRows, table: pa.Table) -> tuple[FileRows, pa.Array | None]:
+    """The rows that are not separators alone, and which these are; None: all."""
+    blank = np.ones(len(rows), bool)
+    for column in table.columns:
+        is_blank = pc.equal(column, "").fill_null(True) if is_text(column.type) else column.is_null()
+        blank &= is_blank.to_numpy()
+        if not blank.any():
+            return rows, None
+    cells = enumerate((cells for _, cells in rows.lines()), -1)  # words may mean missing, too: they are not empty
+    empty = frozenset(n for n, row in cells if n >= 0 and blank[n] and len(row) > 1 and not any(row))
+    if not empty:
+        return rows, None
+    kept = pa.array([n not in empty for n in range(len(rows))])
+    return replace(rows, length=len(rows) - len(empty), empty=empty), kept
 
 
 def _content(path: Path, encoding: str | None) -> tuple[bytes, str | None]:
@@ -216,13 +238,14 @@ def _raise_problem(path: Path, content: bytes, separator: str, skipped: int) -> 
         header = next((row for row in reader if row), None)
         if header is None:
             raise InputError(f"table {path} is empty; add a header and rows")
-        for row in reader:
-            if row and len(row) != len(header):
+        for n, row in enumerate(filter(None, reader)):
+            if len(row) != len(header):
                 remedy = "fix that row"
                 if not any(row[len(header) :]) and len(row) > len(header):
                     remedy = f"its last cell is empty: end the header with {separator!r} too, or no row"
-                elif len(header) == 1 and len(row) > 1:
-                    remedy = f"if row {1 + skipped} ({header[0][:40]!r}) is a title, delete what is above the header"
+                elif n == 0 or len(header) == 1:
+                    title = f"row {1 + skipped} ({separator.join(header)[:40]!r})"
+                    remedy = f"fix that row or, if {title} is a title, delete what is above the header"
                 raise InputError(
                     f"table {path} has {len(row)} cells in row {skipped + reader.line_num} but {len(header)} columns; "
                     f"{remedy}"
@@ -286,12 +309,13 @@ def read_xlsx(path: Path, text: Sequence[str], files: Files) -> ClientTable:
     heads = [[cell for cell in row if cell is not None] for row in rows[:_MAX_ABOVE]]
     skipped = next((k for k, head in enumerate(heads) if len(head) > 1), 0)  # a title
     skipped = skipped if all(isinstance(cell, str) for cell in heads[skipped]) else 0
-    rows = rows[skipped:]
-    names = ["" if cell is None else str(cell) for cell in rows[0]]
-    columns = [_typed_column([row[k] if k < len(row) else None for row in rows[1:]]) for k in range(len(names))]
-    named = [k for k, name in enumerate(names) if name or columns[k].null_count < len(rows) - 1]
-    table = pa.table([columns[k] for k in named], names=[names[k] for k in named])
-    return from_arrow(str(path), table, FileRows(str(path), table.num_rows, skipped=skipped))
+    header, rows = rows[skipped], rows[skipped + 1 :]
+    empty = frozenset(n for n, row in enumerate(rows) if all(cell is None for cell in row))
+    rows = [row for n, row in enumerate(rows) if n not in empty]
+    names = ["" if cell is None else str(cell) for cell in header]
+    columns = [_typed_column([row[k] if k < len(row) else None for row in rows]) for k in range(len(names))]
+    table = pa.table(columns, names=names)
+    return from_arrow(str(path), table, FileRows(str(path), table.num_rows, skipped=skipped, empty=empty))
 
 
 def _typed_column(cells: Sequence[object]) -> pa.Array:

@@ -1,7 +1,5 @@
 """A table opened for reading: one file or data frame, or several with the same columns, one per client."""
 
-import csv
-import io
 import os
 import sys
 from collections import Counter
@@ -15,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.naming import FileRows, IndexRows, RowNames, decoded_text
+from fedtilt.data.naming import FileRows, IndexRows, RowNames
 from fedtilt.data.tables.client_table import ClientTable, check_header, from_arrow, is_number, is_text
 from fedtilt.data.tables.file_formats import READERS
 from fedtilt.data.tables.settings import Files
@@ -179,28 +177,28 @@ def _is_path(source: object) -> TypeGuard[_File]:
 def is_table(source: _File) -> bool:
     """Whether this path can be a table: a file with a table's suffix, or a folder with such files."""
     path = Path(source)
-    return _suffix(path) in READERS or (path.is_dir() and bool(tables_in(path)))
+    return table_suffix(path) in READERS or (path.is_dir() and bool(tables_in(path)))
 
 
 def tables_in(folder: Path) -> list[Path]:
     """The tables in a folder, by name."""
-    return sorted(f for f in folder.iterdir() if _suffix(f) in READERS and not f.name.startswith(_NOT_TABLES))
+    return sorted(f for f in folder.iterdir() if table_suffix(f) in READERS and not f.name.startswith(_NOT_TABLES))
 
 
-def _suffix(path: Path) -> str:
+def table_suffix(path: Path) -> str:
     """The kind of a file: `.csv`, or `.csv.gz` if it is compressed."""
     return "".join(path.suffixes[-2:] if path.suffix.lower() == ".gz" else path.suffixes[-1:]).lower()
 
 
 def _stem(path: Path) -> str:
     """The name of a file without its suffix, which is the client's."""
-    return path.name[: len(path.name) - len(_suffix(path))]
+    return path.name[: len(path.name) - len(table_suffix(path))]
 
 
 def _open_file(path: Path, text: Sequence[str], files: Files) -> ClientTable:
-    reader = READERS.get(_suffix(path))
+    reader = READERS.get(table_suffix(path))
     if reader is None:
-        raise InputError(f"table {path} has the suffix {_suffix(path)!r}; give {SUFFIXES}")
+        raise InputError(f"table {path} has the suffix {table_suffix(path)!r}; give {SUFFIXES}")
     if not path.is_file():
         raise InputError(f"table {path} does not exist; check the path")
     return reader(path, text, files)
@@ -227,15 +225,18 @@ def _open(source: Any, text: Sequence[str], files: Files, client: str = "") -> C
 
 
 def _open_frame(source: Any) -> ClientTable:
-    """A pandas data frame, or another one that has Arrow's interface."""
+    """A pandas data frame, a row of one, or another data frame that has Arrow's interface."""
     pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(source, pandas.Series):
+        source = source.to_frame().T
     if pandas is None or not isinstance(source, pandas.DataFrame):
-        if not hasattr(source, "__arrow_c_stream__"):
+        try:
+            table = pa.table(source)
+        except (TypeError, ValueError):
             raise InputError(
                 f"a table is the path of a file or a pandas DataFrame, not a {type(source).__name__}; save it as CSV "
                 "first, or build a ft.data.Dataset"
-            )
-        table = pa.table(source)
+            ) from None
         return from_arrow("DataFrame", table, IndexRows(range(table.num_rows)))
     header = check_header("DataFrame", source.columns)
 
@@ -329,19 +330,17 @@ def original_rows(dataset: Dataset, samples: Sequence[int]) -> dict[int, Mapping
     return {
         wanted[row]: texts
         for file, wanted in by_file.items()
-        for row, texts in _texts(file, sorted(wanted)).items()
+        for row, texts in _texts(file, sorted(wanted), dataset.schema.files).items()
     }  # fmt: skip
 
 
-def _texts(file: FileRows, rows: Sequence[int]) -> dict[int, Mapping[str, str]]:
+def _texts(file: FileRows, rows: Sequence[int], files: Files) -> dict[int, Mapping[str, str]]:
     """The cells of these rows of a file, as text."""
     path = Path(file.path)
     if file.separator is None:
-        table = _open_file(path, (), Files())
+        table = _open_file(path, (), files)
         columns = {name: table.read(name).take(rows).to_pylist() for name in table.header}
         return {row: {name: str(columns[name][n]) for name in columns} for n, row in enumerate(rows)}
-    opened = io.StringIO(decoded_text(path, file.encoding)[0], newline="")
-    cells = csv.reader(opened, delimiter=file.separator)
-    lines = (line for line in cells if line and cells.line_num > file.skipped)
+    lines = (cells for _, cells in file.lines())
     header, wanted = next(lines), set(rows)
     return {row: dict(zip(header, line, strict=False)) for row, line in enumerate(lines) if row in wanted}

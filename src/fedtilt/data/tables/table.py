@@ -32,6 +32,7 @@ from fedtilt.data.tables.summary import SiteSummary, summarise_sites
 from fedtilt.data.tables.text_values import format_value, is_code
 from fedtilt.data.tables.values import read_column, read_names
 from fedtilt.errors import InputError
+from fedtilt.text_tables import first_names
 
 _FAR = 10  # deviations from the mean
 
@@ -130,8 +131,8 @@ def open_new_rows(source: Source, like: Dataset | Schema | str | os.PathLike[str
     missing = [column.name for column in features if column.name not in reader.header]
     if missing:
         raise InputError(
-            f"table {reader.name} has no column {', '.join(map(repr, missing))}, which the model was trained on; "
-            f"its columns are {', '.join(reader.header)}"
+            f"table {reader.name} has no column {first_names(list(map(repr, missing)), 20)}, which the model was "
+            f"trained on; its columns are {first_names(reader.header, 20)}"
         )
     incomplete = next((column.name for column in features if not column.is_complete), None)
     if incomplete is not None:
@@ -349,7 +350,7 @@ def known_schema(
 
 def _check_names(reader: TableReader, schema: Schema, drop: Iterable[str]) -> None:
     """Raise InputError about a name that is no column, and a column with two roles."""
-    known = ", ".join(reader.header)
+    known = first_names(reader.header, 20)
     used: dict[str, str] = {}
     wanted = [*schema.roles, *(("schema", column.name) for column in schema.columns), *(("drop", n) for n in drop)]
     for role, name in wanted:
