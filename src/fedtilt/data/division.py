@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedtilt import checks
-from fedtilt.config.setting_fields import check_table, default_of, documented, setting, settings_of
+from fedtilt.config.setting_fields import check_table, check_used, documented, setting, settings_of
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.outliers import KINDS, Outliers
 from fedtilt.data.partition import PARTITIONS
@@ -79,12 +79,8 @@ class Division:
         values = {key: getattr(self, key) for key in declared}
         if noisy_labels:
             values["validation_outliers"] = False  # it has an effect: the labels of annotators
-        checks.check_used(
-            values | {"partition": partition, "outliers.kind": outliers.kind},
-            {key: default_of(field) for key, field in declared.items()},
-            {key: field.metadata["only_with"] for key, field in declared.items()},
-            lambda key: key.removesuffix(".kind"),
-        )
+        beside = {"partition": partition, "outliers.kind": outliers.kind}
+        check_used(values | beside, declared, lambda key: key.removesuffix(".kind"))
         if self.validation_outliers and not self.validation:
             text = "validation_outliers = True has no effect here; set validation, or leave it out"
             raise NoEffect(text, key="validation_outliers")
