@@ -229,9 +229,7 @@ class Site:
             has_outliers=has_outliers.nonzero()[:, 0].tolist(),
             about_data=self.federation.about_data,
             constants=constants_of(self._model, self.parts),
-            model=model_description(
-                self._recipe, data.input_shape, names, target=data.target, schema=data.schema, image=data.image
-            ),
+            model=model_description(self._recipe, data),
         )
         if not method.has_personal:  # the site uses the shared model, with parts of its own
             write_tensors(self._folder / "shared.safetensors", received.to_tensors())
