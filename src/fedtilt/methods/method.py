@@ -314,14 +314,11 @@ class Method:
             if key in own:
                 continue
             slot, _, setting = key.rpartition(".")
-            if not slot:
-                method = replace(method, **{key: value})
-            elif slot.startswith("before."):
-                steps = list(method.before)
-                steps[int(slot.removeprefix("before."))] = method.components()[slot].with_settings(**{setting: value})
-                method = replace(method, before=tuple(steps))
-            else:
-                method = replace(method, **{slot: getattr(method, slot).with_settings(**{setting: value})})
+            changed = method.components()[slot].with_settings(**{setting: value}) if slot else value
+            kind, _, number = (slot or key).partition(".")
+            if number:  # one of the steps before the aggregator
+                changed = tuple(changed if i == int(number) else step for i, step in enumerate(method.before))
+            method = replace(method, **{kind: changed})
         return method
 
     def _repr_html_(self) -> str:
