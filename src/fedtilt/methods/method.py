@@ -48,12 +48,8 @@ def component_of(kind: str, value: Any, owner: str = "") -> Any:
     cls = known.get(rule) if isinstance(rule, str) else None
     if cls is None:
         if not isinstance(rule, str) or not is_function_path(rule):
-            names = f"choose one of {', '.join(known)}, or name" if known else "none is built in; name"
-            raise InputError(
-                f"unknown {kind} {rule!r}{owner}; {names} your own as module:Class"
-                if rule is not None
-                else f"{what} needs rule; {names} your own as module:Class"
-            )
+            problem = f"{what} needs rule" if rule is None else f"unknown {kind} {rule!r}{owner}"
+            raise InputError(f"{problem}; choose one of {', '.join(known)}, or name your own as module:Class")
         found = import_function(rule, what)
         if not settings and (component := function_component(kind, found, what)) is not None:
             return component
