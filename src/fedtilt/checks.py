@@ -1,14 +1,9 @@
 """Check numbers, names and nested values; numbers from Python, NumPy or PyTorch become plain ones."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any
 
-from fedtilt.errors import InputError, NoEffect, printable
-
-# a setting → another → the values of that with which the first has an effect; empty: all but its default
-OnlyWith = Mapping[str, Mapping[str, Sequence[Any]]]
+from fedtilt.errors import InputError, printable
 
 _MAX_LEVELS = 50  # of lists in lists, and tables in tables
 _MAX_NAME = 200  # bytes, so that a file can have the name
@@ -60,40 +55,6 @@ def whole(value: object, what: str, least: int | None = None) -> int:
     if isinstance(scalar, Integral) and not isinstance(scalar, bool) and (least is None or int(scalar) >= least):
         return int(scalar)
     raise InputError(f"{what} must be a whole number{'' if least is None else f' ≥ {least}'}, got {_format(value)}")
-
-
-def check_used(
-    values: Mapping[str, Any],
-    defaults: Mapping[str, Any],
-    only_with: OnlyWith,
-    name: Callable[[str], str] = str,
-    given: Collection[str] = (),
-) -> None:
-    """Raise NoEffect for a setting that is given or differs from its default, and has no effect beside the others.
-
-    `name` is what a message calls a setting.
-
-    >>> check_used({"alpha": 2, "partition": "iid"}, {"alpha": 1}, {"alpha": {"partition": ["dirichlet"]}})
-    Traceback (most recent call last):
-    fedtilt.errors.NoEffect: alpha = 2 has no effect here; set partition = 'dirichlet', or leave it out
-    """
-    for key, needed in only_with.items():
-        other = None if values[key] == defaults[key] and key not in given else unmet(needed, values, defaults)
-        if other is not None:
-            allowed = needed[other]
-            words = " or ".join(repr(value) for value in allowed if value is not None)
-            remedy = f"set {name(other)} = {words}" if words else f"{'leave' if allowed else 'set'} {name(other)}"
-            remedy += " out" if allowed and not words else ""
-            value = list(values[key]) if isinstance(values[key], tuple) else values[key]  # as users write it
-            raise NoEffect(f"{name(key)} = {value!r} has no effect here; {remedy}, or leave it out", key=key)
-
-
-def unmet(needed: Mapping[str, Sequence[Any]], values: Mapping[str, Any], defaults: Mapping[str, Any]) -> str | None:
-    """The first setting that another one needs and that has another value; None: there is none."""
-    for other, allowed in needed.items():
-        if not (values[other] in allowed if allowed else values[other] != defaults[other]):
-            return other
-    return None
 
 
 def is_plain_name(value: object) -> bool:

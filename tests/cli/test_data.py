@@ -13,8 +13,8 @@ with warnings.catch_warnings():  # some typer releases warn at import with the n
     warnings.simplefilter("ignore", DeprecationWarning)
     from typer.testing import CliRunner
 
-    from fedtilt.cli.class_count_chart import ClassCountChart
     from fedtilt.cli.data import app
+    from fedtilt.cli.show_data import ClassCountChart
 
 
 @pytest.fixture

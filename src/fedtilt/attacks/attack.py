@@ -153,12 +153,9 @@ class AttackedFederation(Federation):
                 f"attack.target = {target!r} is no class of the data, which has {', '.join(federation.class_names)}"
             )
         empty = torch.zeros(0, dtype=torch.int64)
-
-        def honest_only(index: Sequence[Tensor]) -> list[Tensor]:
-            return [empty if client in attackers else rows for client, rows in enumerate(index)]
-
         kept = {field.name: getattr(federation, field.name) for field in fields(Federation)}
-        kept |= {key: honest_only(kept[key]) for key in ("test_index", "validation_index")}
+        for key in ("test_index", "validation_index"):
+            kept[key] = [empty if client in attackers else rows for client, rows in enumerate(kept[key])]
         if not any(map(len, kept["test_index"])):
             raise InputError("no honest client has test data; choose fewer attackers, or another seed")
         return cls(**kept, attack=attack, attackers=tuple(attackers))

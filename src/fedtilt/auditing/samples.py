@@ -10,12 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtilt.auditing.collect import Collected, Learnt
-from fedtilt.auditing.scores import (
-    Share,
-    expected_precision,
-    score_clients,
-    wrong_label_share,
-)
+from fedtilt.auditing.scores import Share, expected_precision, score_clients, wrong_label_share
 from fedtilt.data import Federation
 from fedtilt.data.naming import client_number
 from fedtilt.engine.client_states import ClientStates

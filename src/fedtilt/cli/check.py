@@ -22,10 +22,7 @@ def _digest(folder: Path) -> str | None:
     return None
 
 
-def check(
-    folder: RunFolder,
-    as_json: AsJson = False,
-) -> None:
+def check(folder: RunFolder, as_json: AsJson = False) -> None:
     """Read every file of a run, and say which are damaged and what that costs; exit code 1 if any is.
 
     Nothing is changed: fedtilt resume repairs what can be repaired. Runs with the same digest have the same models, bit

@@ -130,8 +130,7 @@ def show_(
     schema: options.Schema = None,
 ) -> None:
     """Show a table's columns, split and warnings, what a folder has, or how a spec divides its data among clients."""
-    from fedtilt.cli.class_count_chart import ClassCountChart
-    from fedtilt.cli.show_data import show_folder, show_sites, show_table, warnings_of
+    from fedtilt.cli.show_data import ClassCountChart, show_folder, show_sites, show_table, warnings_of
     from fedtilt.data.published import catalog
     from fedtilt.data.sources.images import is_manifest
     from fedtilt.data.tables.reader import is_table

@@ -11,10 +11,7 @@ from fedtilt.files import write_bytes
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="One or more run folders, finished or not.")],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="The file to write (default: RUN/report.html)."),
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The file to write (default: RUN/report.html).")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Also write the tables as Markdown.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Also write the tables as CSV.")] = False,
 ) -> None:

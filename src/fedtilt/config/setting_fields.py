@@ -3,14 +3,13 @@
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from fedtilt import checks
 from fedtilt.checks import number, whole
-from fedtilt.errors import InputError
+from fedtilt.errors import InputError, NoEffect
 from fedtilt.toml_text import format_toml
 
 REQUIRED: Any = MISSING  # a setting without a default
@@ -123,13 +122,7 @@ def allowed_values(field: Field[Any]) -> str:
         return f"a whole number{limits}" if int in kinds else "text"
     if field.metadata["inf"]:
         return f"a number{limits}, inf too" if limits else "a number, inf and -inf too"
-    return number_text(field.metadata["limits"])
-
-
-def number_text(limits: Mapping[str, float]) -> str:
-    """A finite number within these limits, in words."""
-    text = limits_text(limits)
-    return f"a number{text}" if text.startswith(" in") else f"a finite number{text}"
+    return f"a number{limits}" if limits.startswith(" in") else f"a finite number{limits}"
 
 
 def limits_text(limits: Mapping[str, float]) -> str:
@@ -225,17 +218,54 @@ def check_table(settings: Any, table: str = "") -> None:
 
 
 def check_fields_used(settings: Any, table: str = "") -> None:
-    """Raise NoEffect for a setting that has no effect beside the others, by the declarations `only_with`."""
-    prefix = f"{table}." if table else ""
-    declared = {f"{prefix}{each.name}": each for each in fields(settings)}
-    checks.check_used(
-        {key: getattr(settings, each.name) for key, each in declared.items()},
-        {key: default_of(each) for key, each in declared.items()},
-        {
-            key: {f"{prefix}{other}": values for other, values in each.metadata["only_with"].items()}
-            for key, each in declared.items()
-        },
-    )
+    """`check_used` of the settings of a dataclass; errors name its table in the spec."""
+    declared = {f"{table}.{each.name}" if table else each.name: each for each in fields(settings)}
+    check_used({key: getattr(settings, each.name) for key, each in declared.items()}, declared)
+
+
+def check_used(
+    values: Mapping[str, Any],
+    declared: Mapping[str, Field[Any]],
+    name: Callable[[str], str] = str,
+    given: Collection[str] = (),
+) -> None:
+    """Raise NoEffect for a setting that is given or differs from its default, and has no effect beside the others.
+
+    Both are by setting, or by table.setting; `name` is what a message calls a setting.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Division:
+    ...     partition: str = setting("iid", "how data is divided")
+    ...     alpha: float = setting(1, "how equal the clients are", only_with={"partition": ["dirichlet"]})
+    >>> check_used({"partition": "iid", "alpha": 2}, settings_of(Division))
+    Traceback (most recent call last):
+    fedtilt.errors.NoEffect: alpha = 2 has no effect here; set partition = 'dirichlet', or leave it out
+    """
+    for key, each in declared.items():
+        is_set = key in given or values[key] != default_of(each)
+        if is_set and (needed := unmet(key, values, declared)) is not None:
+            other, allowed = needed
+            words = " or ".join(repr(value) for value in allowed if value is not None)
+            remedy = f"set {name(other)} = {words}" if words else f"{'leave' if allowed else 'set'} {name(other)}"
+            remedy += " out" if allowed and not words else ""
+            value = list(values[key]) if isinstance(values[key], tuple) else values[key]  # as users write it
+            raise NoEffect(f"{name(key)} = {value!r} has no effect here; {remedy}, or leave it out", key=key)
+
+
+def unmet(
+    key: str, values: Mapping[str, Any], declared: Mapping[str, Field[Any]]
+) -> tuple[str, tuple[Any, ...]] | None:
+    """The first setting that this one needs and that has another value, and the values it needs; None: there is none.
+
+    In `only_with`, a setting of the same table is named without the table.
+    """
+    table, dot, _ = key.rpartition(".")
+    for other, allowed in declared[key].metadata["only_with"].items():
+        path = other if "." in other else f"{table}{dot}{other}"
+        if not (values[path] in allowed if allowed else values[path] != default_of(declared[path])):
+            return path, allowed
+    return None
 
 
 def documented(table: type[Class]) -> type[Class]:

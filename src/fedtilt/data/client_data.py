@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -39,18 +39,9 @@ class ClientData:
 
     def to(self, device: torch.device) -> Self:
         """The same federation with its samples on another device, so that a round copies nothing to it."""
-
-        def move(index: Sequence[Tensor]) -> list[Tensor]:
-            return [rows.to(device) for rows in index]
-
-        return replace(
-            self,
-            dataset=self.dataset.to(device),
-            train_index=move(self.train_index),
-            validation_index=move(self.validation_index),
-            test_index=move(self.test_index),
-            client_classes=move(self.client_classes),
-        )
+        by_client = ("train_index", "validation_index", "test_index", "client_classes")
+        moved: dict[str, Any] = {key: [rows.to(device) for rows in getattr(self, key)] for key in by_client}
+        return replace(self, dataset=self.dataset.to(device), **moved)
 
     @property
     def clients(self) -> int:

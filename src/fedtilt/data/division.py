@@ -3,14 +3,15 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fedtilt import checks
-from fedtilt.config.setting_fields import check_table, default_of, documented, setting, settings_of
+from fedtilt import checks, seeds
+from fedtilt.config.setting_fields import check_table, check_used, documented, setting, settings_of
 from fedtilt.data.dataset import Dataset
+from fedtilt.data.naming import client_number
 from fedtilt.data.outliers import KINDS, Outliers
-from fedtilt.data.partition import PARTITIONS
+from fedtilt.data.partition import PARTITIONS, Partition, TooManyClients, by_classes, by_column, dirichlet, iid
 from fedtilt.errors import InputError, NoEffect
 
-_CLIENTS, CLASSES_PER_CLIENT = 100, 2  # of the paper
+_CLIENTS, _CLASSES_PER_CLIENT = 100, 2  # of the paper
 
 
 @documented
@@ -79,12 +80,8 @@ class Division:
         values = {key: getattr(self, key) for key in declared}
         if noisy_labels:
             values["validation_outliers"] = False  # it has an effect: the labels of annotators
-        checks.check_used(
-            values | {"partition": partition, "outliers.kind": outliers.kind},
-            {key: default_of(field) for key, field in declared.items()},
-            {key: field.metadata["only_with"] for key, field in declared.items()},
-            lambda key: key.removesuffix(".kind"),
-        )
+        beside = {"partition": partition, "outliers.kind": outliers.kind}
+        check_used(values | beside, declared, lambda key: key.removesuffix(".kind"))
         if self.validation_outliers and not self.validation:
             text = "validation_outliers = True has no effect here; set validation, or leave it out"
             raise NoEffect(text, key="validation_outliers")
@@ -111,3 +108,47 @@ def resolve_clients(data: Dataset, division: Division) -> tuple[str, int]:
             "or set partition to classes, dirichlet or iid"
         )
     return "column", len(own)
+
+
+def divide(
+    data: Dataset, division: Division, partition: str, clients: int, seed: int
+) -> tuple[Partition, tuple[str, ...]]:
+    """Each client's samples, and the clients' names, with the partition and the number of `resolve_clients`.
+
+    Clients to leave out are drawn like the others, who so have the same samples, and then have none.
+    """
+    rng = seeds.generator(seeds.key(seed, "partition"))
+    labels = data.labels("train"), data.labels("test")
+    try:
+        if partition == "classes":
+            indices = by_classes(*labels, clients, division.classes_per_client or _CLASSES_PER_CLIENT, rng)
+        elif partition == "dirichlet":
+            indices = dirichlet(*labels, clients, division.alpha, rng)
+        elif partition == "iid":
+            indices = iid(*labels, clients, rng)
+        elif data.client_train is None or data.client_test is None or data.client_names is None:
+            raise InputError(
+                f"partition = 'column' needs a client column, and {data.name!r} has none; use classes, dirichlet or iid"
+            )
+        else:
+            indices = by_column(data.client_train, data.client_test, len(data.client_names))
+    except TooManyClients as error:
+        if data.client_names is None:
+            raise
+        count = len(data.client_names)
+        raise InputError(f"{error}, or partition = 'column' for the data's own {count} clients") from None
+    own_names = data.client_names if partition == "column" else None
+    names = own_names or tuple(str(number) for number in range(len(indices.train)))
+    for name in division.leave_out:
+        number = client_number(name, names)
+        indices.train[number], indices.test[number] = indices.train[number][:0], indices.test[number][:0]
+    if not any(map(len, indices.train)):
+        raise InputError(f"leave_out = {list(division.leave_out)} leaves no client; remove some")
+    for client, rows in zip(names, indices.train, strict=True):
+        if not len(rows) and client not in division.leave_out:
+            raise InputError(
+                f"client {client!r} has no training data in {data.name!r}; add some or leave the client out"
+            )
+    if not any(len(rows) for rows in indices.test):
+        raise InputError(f"no client has test data in {data.name!r}; add test samples, or choose fewer clients")
+    return indices, names

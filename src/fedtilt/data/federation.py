@@ -11,11 +11,11 @@ from fedtilt.config.setting_fields import settings_of, takes_settings
 from fedtilt.data.client_data import ClientData, classes_by_client, client_sizes
 from fedtilt.data.data_warnings import client_warnings, dataset_warnings, group_warnings, warn
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.division import CLASSES_PER_CLIENT, Division, resolve_clients, resolve_division
+from fedtilt.data.division import Division, divide, resolve_clients, resolve_division
 from fedtilt.data.groups import check_two_values, in_words
 from fedtilt.data.naming import client_number
 from fedtilt.data.outliers import Outliers, check_outliers, resolve_flip_map, resolve_outliers
-from fedtilt.data.partition import choose_clients_with_outliers, divide, split_validation
+from fedtilt.data.partition import choose_clients_with_outliers, split_validation
 from fedtilt.errors import InputError
 from fedtilt.text_tables import html_table
 
@@ -71,15 +71,7 @@ class Federation(ClientData):
         check_outliers(outliers, dataset)
         division.check_used(partition, outliers, noisy_labels=dataset.noisy_train is not None)
         _check_leave_out(division.leave_out, dataset, outliers)
-        indices, names = divide(
-            dataset,
-            partition,
-            count,
-            division.classes_per_client or CLASSES_PER_CLIENT,
-            division.alpha,
-            seed,
-            division.leave_out,
-        )
+        indices, names = divide(dataset, division, partition, count, seed)
         labels = dataset.labels("train")
         train_index, validation_index = split_validation(
             labels, indices.train, division.max_train, division.validation, seed

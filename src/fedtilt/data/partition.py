@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 from fedtilt import seeds
-from fedtilt.data.dataset import Dataset
-from fedtilt.data.naming import client_number
 from fedtilt.data.outliers import Outliers
 from fedtilt.data.sampling import holdout_size, stratified_mask
 from fedtilt.errors import InputError
@@ -160,51 +158,6 @@ def _check_clients(clients: int, samples: int) -> None:
     if not 1 <= clients <= samples:
         error = TooManyClients if clients > samples else InputError
         raise error(f"clients = {clients} is not possible; choose 1 to {samples}, the number of training samples")
-
-
-def divide(
-    data: Dataset, partition: str, clients: int, classes_per_client: int, alpha: float, seed: int,
-    leave_out: Sequence[str] = (),
-) -> tuple[Partition, tuple[str, ...]]:  # fmt: skip
-    """Each client's samples, and the clients' names; the arguments are those of `Federation.build`.
-
-    Clients to leave out are drawn like the others, who so have the same samples, and then have none.
-    """
-    rng = seeds.generator(seeds.key(seed, "partition"))
-    labels = data.labels("train"), data.labels("test")
-    try:
-        if partition == "classes":
-            indices = by_classes(*labels, clients, classes_per_client, rng)
-        elif partition == "dirichlet":
-            indices = dirichlet(*labels, clients, alpha, rng)
-        elif partition == "iid":
-            indices = iid(*labels, clients, rng)
-        elif data.client_train is None or data.client_test is None or data.client_names is None:
-            raise InputError(
-                f"partition = 'column' needs a client column, and {data.name!r} has none; use classes, dirichlet or iid"
-            )
-        else:
-            indices = by_column(data.client_train, data.client_test, len(data.client_names))
-    except TooManyClients as error:
-        if data.client_names is None:
-            raise
-        count = len(data.client_names)
-        raise InputError(f"{error}, or partition = 'column' for the data's own {count} clients") from None
-    own_names = data.client_names if partition == "column" else None
-    names = own_names or tuple(str(number) for number in range(len(indices.train)))
-    for name in leave_out:
-        number = client_number(name, names)
-        indices.train[number], indices.test[number] = indices.train[number][:0], indices.test[number][:0]
-    if not any(map(len, indices.train)):
-        raise InputError(f"leave_out = {list(leave_out)} leaves no client; remove some")
-    for client, rows in zip(names, indices.train, strict=True):
-        if not len(rows) and client not in leave_out:
-            raise InputError(
-                f"client {client!r} has no training data in {data.name!r}; add some or leave the client out"
-            )
-    if not any(len(rows) for rows in indices.test):
-        raise InputError(f"no client has test data in {data.name!r}; add test samples, or choose fewer clients")
-    return indices, names
 
 
 def split_validation(

@@ -86,10 +86,7 @@ def prepare(
     if template is None:  # a model of the user's own has to be built to know its size
         _check_memory(net, methods, federation, settings, device)
     jobs = example_jobs(methods, net, parts, settings, federation)
-    weighted = federation.dataset.weight_train is not None
-    backend = choose_backend(
-        net, jobs, device.type, settings.backend, federation.sample(), settings.precision, weighted
-    )
+    backend = backend_for(jobs, net, settings, federation, device)
     if settings.stack_size is not None and backend.name != "stacked":
         raise InputError(
             f"stack_size = {settings.stack_size} has no effect: backend {backend.name} trains one client at a time; "
@@ -159,6 +156,15 @@ def example_jobs(
         )
         jobs += planned.values()
     return jobs
+
+
+def backend_for(
+    jobs: Sequence[LocalJob], net: nn.Module, settings: TrainSettings, federation: Federation, device: torch.device,
+    client: int | None = None,
+) -> BackendChoice:  # fmt: skip
+    """The backend that trains these jobs, by a sample of this client; None: of the first one with data."""
+    sample, weighted = federation.sample(client), federation.dataset.weight_train is not None
+    return choose_backend(net, jobs, device.type, settings.backend, sample, settings.precision, weighted)
 
 
 _OPTIMIZER_TENSORS = {"adam": 2, "adamw": 2}  # besides sgd, which has one with momentum

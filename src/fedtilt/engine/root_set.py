@@ -1,6 +1,6 @@
 """The root set of a rule: clean samples on the server, which trains on them as a client does."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import NamedTuple, Self
 
 import torch
@@ -46,14 +46,14 @@ class RootSet(NamedTuple):
             )
         chosen = rows[seeds.choose(seeds.key(seed, "root set"), len(rows), rule.root_samples)]
         none = [rows[:0]] * federation.clients
-        kept = {field.name: getattr(federation, field.name) for field in fields(Federation)}
-        kept |= {
-            "dataset": replace(federation.dataset, noisy_train=None),
-            "outliers": Outliers(),
-            "client_names": (*federation.client_names, "root set"),
-            "train_index": [*none, chosen.to(federation.dataset.y_train.device)],
-        }
-        return cls(Federation(**kept))
+        with_root = replace(
+            federation,
+            dataset=replace(federation.dataset, noisy_train=None),
+            outliers=Outliers(),
+            client_names=(*federation.client_names, "root set"),
+            train_index=[*none, chosen.to(federation.dataset.y_train.device)],
+        )
+        return cls(with_root)
 
     @property
     def client(self) -> int:

@@ -33,17 +33,14 @@ def constant_outputs(federation: Federation, seed: int) -> dict[str, Tensor]:
     if isinstance(target, NumericTarget):
         return {"mean": target.predictions(y.mean().reshape(1, 1)).expand(samples).clone()}
     if target is not None:
-        found = [sample_sums(target, _frequency_logits(target, y, part), part) for part in _test_targets(federation)]
+        parts = federation.evaluation("test")[1].split(_ROWS)
+        found = [sample_sums(target, _frequency_logits(target, y, part), part) for part in parts]
         return {"frequencies": torch.cat([no_sums(target, 0), *found])}
     shares = y.bincount(minlength=federation.classes) / len(y)
     return {"majority": shares.float().expand(samples, -1).clone()}
 
 
 _ROWS = 128  # test samples whose outputs are in memory at a time
-
-
-def _test_targets(federation: Federation) -> list[Tensor]:
-    return list(federation.evaluation("test")[1].split(_ROWS))
 
 
 def _frequency_logits(target: Target, y: Tensor, like: Tensor) -> Tensor:

@@ -30,10 +30,6 @@ def _over_classes(value: Callable[[ClassCounts], Array]) -> Callable[[Weighted],
 _recall = _over_classes(lambda counts: ratio(counts.hits, counts.positive))
 
 
-def _auroc(weighted: Weighted) -> Array:
-    return weighted.mean_over_classes(lambda label: weighted.rank(label).auroc)
-
-
 def _auprc(weighted: Weighted) -> Array:
     """The average precision: of a random ranking, the share of the class."""
     rarer = weighted.samples.rarer
@@ -157,7 +153,9 @@ METRICS = {
         _over_classes(lambda counts: ratio(2 * counts.hits, counts.positive + counts.predicted)),
         "the class neither occurs nor is predicted",
     ),
-    "auroc": Metric("AUROC", _auroc, "samples of only one class"),
+    "auroc": Metric(
+        "AUROC", lambda w: w.mean_over_classes(lambda label: w.rank(label).auroc), "samples of only one class"
+    ),
     "auprc": Metric("AUPRC", _auprc, "no samples of the class"),
     "log_loss": Metric("log loss", _log_loss, "no samples", higher_is_better=False),
     "calibration_error": Metric("calibration error", _calibration_error, "no samples", higher_is_better=False),

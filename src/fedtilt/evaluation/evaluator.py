@@ -90,7 +90,8 @@ class Evaluator:
         """The sums of every method: of its shared model and, if it has any, of its personal models."""
         shared = {m.name: self._sum_shared(m, state) for m in methods}
         personal = [m.name for m in methods if m.has_personal]
-        trained = {name: self._rounds_of_training(name, state.client_states) for name in personal}
+        clients, round_of = range(self._clients), state.client_states.round_of
+        trained = {name: torch.tensor([round_of((name, client)) for client in clients]) for name in personal}
         for name in personal:
             self._cached.setdefault(name, (torch.zeros(self._clients, dtype=torch.long), shared[name].clone()))
         changed: list[Owner] = [
@@ -119,9 +120,6 @@ class Evaluator:
             torch.zeros(self._clients, dtype=torch.bool) if never_selected is None else never_selected,
             tuple(GroupCounts(self._cells.sum(evaluated, n), total) for n, total in self._group_totals.items()),
         )
-
-    def _rounds_of_training(self, method: str, client_states: ClientStates) -> Tensor:
-        return torch.tensor([client_states.round_of((method, client)) for client in range(self._clients)])
 
     def _sum_shared(self, method: Method, state: FederationState) -> Tensor:
         """The sums of a method's shared model on the data of all clients, (N, cells, …).

@@ -1,7 +1,7 @@
 """Metrics of some samples with their intervals, exact or from a bootstrap, and the gap between groups in a metric."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -196,8 +196,9 @@ def bootstrap(
         kind, unit, stratum = "samples", np.arange(len(client)), client
     unit = unit[rows]
     values: dict[str, list[Array]] = {name: [] for name in metrics}
-    for size in _chunks(resamples, len(stratum) if is_large else len(client)):
-        weights = _draw(stratum, size, rng)
+    at_once = max(1, _CHUNK // (len(stratum) if is_large else len(client)))
+    for start in range(0, resamples, at_once):
+        weights = _draw(stratum, min(at_once, resamples - start), rng)
         weighted = Weighted(samples, weights, unit) if is_large else Weighted(samples, weights[:, unit])
         for name in metrics:
             values[name].append(METRICS[name].values(weighted))
@@ -223,12 +224,6 @@ def _blocks(client: Array, rng: np.random.Generator) -> tuple[Array, Array]:
         unit[members] = len(stratum) + np.arange(len(members)) % count
         stratum += [number] * count
     return unit, np.array(stratum)
-
-
-def _chunks(resamples: int, units: int) -> Iterator[int]:
-    size = max(1, _CHUNK // units)
-    for start in range(0, resamples, size):
-        yield min(size, resamples - start)
 
 
 class Gap(NamedTuple):

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 from fedtilt.data import Schema
-from fedtilt.engine.prepare import check_audit, check_settings_used, example_jobs
+from fedtilt.engine.prepare import backend_for, check_audit, check_settings_used, example_jobs
 from fedtilt.engine.root_set import RootSet
 from fedtilt.errors import InputError
 from fedtilt.evaluation.results import Result
@@ -28,7 +28,6 @@ from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
 from fedtilt.spec import federation_of, known_schema_of
 from fedtilt.storage.fingerprint import continued
 from fedtilt.storage.provenance import seed_folder
-from fedtilt.training import choose_backend
 
 
 def server_app(task: Task) -> ServerApp:
@@ -104,7 +103,7 @@ def _root_set(
     parts: Parts,
 ) -> tuple[RootSet, str] | None:  # fmt: skip
     """The root set of the rule and the backend that trains on it; the file is read as a site reads its own."""
-    (spec, method, settings), cpu = resolved, torch.device("cpu")
+    spec, method, settings = resolved
     if not isinstance(method.aggregator, Rooted):
         return None
     if task.has_own_data:
@@ -116,9 +115,7 @@ def _root_set(
     root = RootSet.of(method, federation, settings.seed)
     assert root is not None
     jobs = example_jobs([method], model, parts, settings, federation)
-    weighted = federation.dataset.weight_train is not None
-    backend = choose_backend(model, jobs, cpu.type, settings.backend, federation.sample(), settings.precision, weighted)
-    return root, backend.name
+    return root, backend_for(jobs, model, settings, federation, torch.device("cpu")).name
 
 
 def _back_to(config: Mapping[str, object]) -> int | None:

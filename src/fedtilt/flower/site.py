@@ -17,6 +17,7 @@ from fedtilt.devices import pick_device
 from fedtilt.engine.client import ClientUpdate, finish, plan
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.engine.initial_model import initial_model
+from fedtilt.engine.prepare import backend_for
 from fedtilt.engine.state import Messages, client_state_like, messages_of
 from fedtilt.engine.updates import invalid_reason
 from fedtilt.errors import InputError
@@ -45,7 +46,7 @@ from fedtilt.state import ClientState, ServerState, Slot
 from fedtilt.storage.evaluations import write_counts
 from fedtilt.storage.predictions import write_predictions
 from fedtilt.storage.run_folder import RunFolder, model_description
-from fedtilt.training import LocalJob, Trained, choose_backend
+from fedtilt.training import LocalJob, Trained
 
 _log = logging.getLogger("flwr")
 DECLARES = {  # of `declare-…` in --node-config: the default, and what the server receives with true and with false
@@ -142,11 +143,7 @@ class Site:
     def _train(self, jobs: Mapping[str, LocalJob], device: torch.device, round: int) -> dict[str, Trained]:
         """The trained models by name; raises InputError if one diverged."""
         settings, parts, all_jobs = self.task.settings, self.parts, list(jobs.values())
-        sample = self.federation.sample(self.number)
-        is_weighted = self.federation.dataset.weight_train is not None
-        backend = choose_backend(
-            self._model, all_jobs, device.type, settings.backend, sample, settings.precision, is_weighted
-        )
+        backend = backend_for(all_jobs, self._model, settings, self.federation, device, self.number)
         training = ClientTraining(self.federation, self._model.to(device), backend.name, BatchSettings.of(settings))
         executor = InProcessExecutor(training, device, settings.precision)
         try:
@@ -229,9 +226,7 @@ class Site:
             has_outliers=has_outliers.nonzero()[:, 0].tolist(),
             about_data=self.federation.about_data,
             constants=constants_of(self._model, self.parts),
-            model=model_description(
-                self._recipe, data.input_shape, names, target=data.target, schema=data.schema, image=data.image
-            ),
+            model=model_description(self._recipe, data),
         )
         if not method.has_personal:  # the site uses the shared model, with parts of its own
             write_tensors(self._folder / "shared.safetensors", received.to_tensors())

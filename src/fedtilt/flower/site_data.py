@@ -6,6 +6,7 @@ If a table does not fit the schema, the site says what differs, in names and kin
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,16 +59,11 @@ def site_federation(task: Task, spec: Spec, node_config: NodeConfig, schema: Sch
 def _only_site(federation: Federation, node_config: NodeConfig) -> Federation:
     """The same federation with every other client's rows removed."""
     number = site_number(node_config, federation.clients)
-
-    def rows_of_site(index: Sequence[Tensor]) -> list[Tensor]:
-        return [rows if n == number else rows[:0] for n, rows in enumerate(index)]
-
-    return dataclasses.replace(
-        federation,
-        train_index=rows_of_site(federation.train_index),
-        validation_index=rows_of_site(federation.validation_index),
-        test_index=rows_of_site(federation.test_index),
-    )
+    kept: dict[str, Any] = {
+        key: [rows if n == number else rows[:0] for n, rows in enumerate(getattr(federation, key))]
+        for key in ("train_index", "validation_index", "test_index")
+    }
+    return dataclasses.replace(federation, **kept)
 
 
 def _single_site(data: Dataset, number: int, spec: Spec) -> Federation:

@@ -24,6 +24,7 @@ from fedtilt.files import interpreting, read_tensors, write_bytes, write_json, w
 from fedtilt.flower.evaluation import EvaluationReply
 from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.state import ClientState
+from fedtilt.storage.evaluations import rounds_in
 
 _KEPT = {"personal": "personal model", "local": "local parameters", "buffers": "buffers"}
 
@@ -69,11 +70,11 @@ class SiteStates:
 
     def rounds(self) -> list[int]:
         """The rounds of this history with a stored state, oldest first."""
-        return _rounds(self.folder)
+        return list(rounds_in(self.folder, r"\.safetensors").values())
 
     def path(self, round: int) -> Path:
         """The file of one round."""
-        return _path(self.folder, round)
+        return self.folder / f"round-{round:05d}.safetensors"
 
     def current(self, base_round: int, used_round: int | None = None) -> SiteState | None:
         """The last state at `base_round`, the round that the server's w came from; None before the first round.
@@ -91,8 +92,9 @@ class SiteStates:
         last = base_round if used_round is None else min(base_round, used_round)
         for id, until in [(self._history.id, last), *reversed(self._history.earlier)]:
             folder, last = self._parent / id, min(last, until)
-            if aggregated := [round for round in _rounds(folder) if round <= last]:
-                return SiteState(aggregated[-1], _path(folder, aggregated[-1]))
+            stored = [(round, path) for path, round in rounds_in(folder, r"\.safetensors").items() if round <= last]
+            if stored:
+                return SiteState(*stored[-1])
         return None
 
     def save(self, round: int, used_round: int, state: ClientState, keep: Collection[int] = ()) -> None:
@@ -107,15 +109,6 @@ class SiteStates:
         for stored in rounds:
             if stored not in needed and stored != round:
                 self.path(stored).unlink()
-
-
-def _rounds(folder: Path) -> list[int]:
-    numbers = (path.stem.removeprefix("round-") for path in folder.glob("round-*.safetensors"))
-    return sorted(int(number) for number in numbers if number.isdecimal())
-
-
-def _path(folder: Path, round: int) -> Path:
-    return folder / f"round-{round:05d}.safetensors"
 
 
 def _describe(state: ClientState) -> str:

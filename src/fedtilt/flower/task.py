@@ -63,9 +63,7 @@ class FederationInfo(NamedTuple):
     @property
     def model_description(self) -> dict[str, Any]:
         """How to build the model, and what its inputs and outputs are; for exports."""
-        return model_description(
-            self.recipe, self.input_shape, self.class_names, target=self.target, schema=self.schema, image=self.image
-        )
+        return model_description(self.recipe, self)
 
     @property
     def sites(self) -> int:

@@ -37,10 +37,6 @@ def _typical_sq_distance(pairwise_sq_distances: Tensor) -> float:
     return float(from_centre[from_centre > 0].median()) if from_centre.any() else 0.0
 
 
-def _sq_radius(gram: Tensor, u: Tensor) -> float:
-    return float(sq_distances(gram, u)[u > 0].max())
-
-
 def positive_tilt_weights(gram: Tensor, u: Tensor, q: float) -> Tensor:
     """The p whose combination minimises 1/q · log Σ u_n exp(q · d_n²), for q in (0, inf].
 
@@ -49,7 +45,7 @@ def positive_tilt_weights(gram: Tensor, u: Tensor, q: float) -> Tensor:
     """
     u = u.cpu()
     present = u > 0
-    scale = _sq_radius(gram, u)
+    scale = float(sq_distances(gram, u)[present].max())
     if scale == 0:
         return u
     gram, weights, q = gram[present][:, present] / scale, u[present], q * scale

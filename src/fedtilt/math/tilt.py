@@ -202,10 +202,7 @@ def _check_weights(weights: Tensor, like: Tensor) -> Tensor:
 
 
 def nested_tilt(
-    losses: Tensor,
-    groups: Sequence[Tensor],
-    tilts: Sequence[float | Tensor],
-    weights: Tensor | None = None,
+    losses: Tensor, groups: Sequence[Tensor], tilts: Sequence[float | Tensor], weights: Tensor | None = None
 ) -> Tensor:
     """A tilted mean of tilted means of … over nested groups; a group weighs as much as its members together.
 
@@ -231,10 +228,7 @@ def nested_tilt(
 
 
 def nested_tilt_grad(
-    losses: Tensor,
-    groups: Sequence[Tensor],
-    tilts: Sequence[float | Tensor],
-    weights: Tensor | None = None,
+    losses: Tensor, groups: Sequence[Tensor], tilts: Sequence[float | Tensor], weights: Tensor | None = None
 ) -> Tensor:
     """The gradient of `nested_tilt` by the losses, without autograd: the weight of each sample in the update.
 
@@ -270,23 +264,17 @@ def _check_levels(
                 f"groups must have one integer label per loss {tuple(losses.shape)}, "
                 f"got {label.dtype} of shape {tuple(label.shape)}"
             )
-    is_level = [not _same_tilt(a, b) for a, b in pairwise(tilts)]  # equal tilts are one level
+    # equal tilts are one level
+    is_level = [isinstance(a, Tensor) or isinstance(b, Tensor) or a != b for a, b in pairwise(tilts)]
     x = _to_float(losses)
     w = None if weights is None else _check_weights(weights, x)
     levels: list[tuple[Tensor | float, Groups]] = []
     if any(is_level):  # groups need samples, labels and tilts of one shape
-        shape = torch.broadcast_shapes(x.shape, *(g.shape for g in groups), *(_tilt_shape(t) for t in tilts))
+        of_tilts = [(*tilt.shape, 1) if isinstance(tilt, Tensor) else (1,) for tilt in tilts]
+        shape = torch.broadcast_shapes(x.shape, *(g.shape for g in groups), *of_tilts)
         x = x.expand(shape)
         w = None if w is None else w.expand(shape)
         for keep, tilt, group in zip(is_level, tilts[:-1], nested_groups(groups, x.shape[-1]), strict=True):
             if keep:
                 levels.append((_as_tilt(tilt, x), group))
     return x, levels, tilts[-1], w
-
-
-def _same_tilt(a: float | Tensor, b: float | Tensor) -> bool:
-    return not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b
-
-
-def _tilt_shape(tilt: float | Tensor) -> tuple[int, ...]:
-    return (*tilt.shape, 1) if isinstance(tilt, Tensor) else (1,)

@@ -48,12 +48,8 @@ def component_of(kind: str, value: Any, owner: str = "") -> Any:
     cls = known.get(rule) if isinstance(rule, str) else None
     if cls is None:
         if not isinstance(rule, str) or not is_function_path(rule):
-            names = f"choose one of {', '.join(known)}, or name" if known else "none is built in; name"
-            raise InputError(
-                f"unknown {kind} {rule!r}{owner}; {names} your own as module:Class"
-                if rule is not None
-                else f"{what} needs rule; {names} your own as module:Class"
-            )
+            problem = f"{what} needs rule" if rule is None else f"unknown {kind} {rule!r}{owner}"
+            raise InputError(f"{problem}; choose one of {', '.join(known)}, or name your own as module:Class")
         found = import_function(rule, what)
         if not settings and (component := function_component(kind, found, what)) is not None:
             return component
@@ -314,14 +310,11 @@ class Method:
             if key in own:
                 continue
             slot, _, setting = key.rpartition(".")
-            if not slot:
-                method = replace(method, **{key: value})
-            elif slot.startswith("before."):
-                steps = list(method.before)
-                steps[int(slot.removeprefix("before."))] = method.components()[slot].with_settings(**{setting: value})
-                method = replace(method, before=tuple(steps))
-            else:
-                method = replace(method, **{slot: getattr(method, slot).with_settings(**{setting: value})})
+            changed = method.components()[slot].with_settings(**{setting: value}) if slot else value
+            kind, _, number = (slot or key).partition(".")
+            if number:  # one of the steps before the aggregator
+                changed = tuple(changed if i == int(number) else step for i, step in enumerate(method.before))
+            method = replace(method, **{kind: changed})
         return method
 
     def _repr_html_(self) -> str:

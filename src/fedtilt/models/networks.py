@@ -6,7 +6,7 @@ import inspect
 import math
 import sys
 import warnings
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -186,7 +186,14 @@ def _call(source: Callable[..., nn.Module], input_shape: InputShape, classes: in
     name = function_name(source)
     parameters = inspect.signature(source).parameters
     arguments = {"input_shape": input_shape, "classes": classes}
-    _check_callable(parameters.values(), arguments, name)
+    for p in parameters.values():
+        required = p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        if required and p.name not in arguments:
+            wrap = f"pass a function that needs no more, such as lambda: {name}(...)"
+            raise InputError(
+                f"the model function {name} needs {p.name!r}, but is called with input_shape and classes only; "
+                f"{wrap if name.isidentifier() else f'give {p.name} a default'}"
+            )
     model = source(**{key: value for key, value in arguments.items() if key in parameters})
     if not isinstance(model, nn.Module):
         raise InputError(f"the model function {name} returned a {type(model).__name__}; it must return an nn.Module")
@@ -204,17 +211,6 @@ def function_name(function: Callable[..., object]) -> str:
     if isinstance(function, functools.partial):
         return function_name(function.func)
     return getattr(function, "__name__", type(function).__name__)
-
-
-def _check_callable(parameters: Iterable[inspect.Parameter], arguments: Container[str], name: str) -> None:
-    for p in parameters:
-        required = p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        if required and p.name not in arguments:
-            wrap = f"pass a function that needs no more, such as lambda: {name}(...)"
-            raise InputError(
-                f"the model function {name} needs {p.name!r}, but is called with input_shape and classes only; "
-                f"{wrap if name.isidentifier() else f'give {p.name} a default'}"
-            )
 
 
 def check(model: nn.Module) -> None:

@@ -72,7 +72,8 @@ def _of_seed(run: Run, worst: weak_spots.Worst) -> str:
 def worst_score(score: Score, worst: weak_spots.Worst) -> str:
     """The true score of a client or group, estimated, and its interval."""
     ends = (f"{end:.0f}" if score is ACCURACY else f"{end:.4g}" for end in (worst.low, worst.high))
-    return f"{_format_score(worst.value, score)} ({' to '.join(ends)})"
+    value = format_percent(worst.value) if score.unit else f"{worst.value:.4g}"
+    return f"{value} ({' to '.join(ends)})"
 
 
 def fairness_beyond_chance(run: Run) -> str:
@@ -153,7 +154,3 @@ def _name_methods(group: Sequence[str], methods: int) -> str:
     if len(group) == methods and methods > 2:
         return f"all {methods} methods"
     return join_words(group)
-
-
-def _format_score(value: float, score: Score) -> str:
-    return format_percent(value) if score.unit else f"{value:.4g}"

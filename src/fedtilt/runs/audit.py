@@ -1,7 +1,7 @@
 """The audit of a run folder, and training again without its suspects or with other labels."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -13,11 +13,9 @@ from fedtilt.engine.updates import distances_by_round
 from fedtilt.errors import InputError
 from fedtilt.runs.spec_run import prepare_seed, spec_of
 from fedtilt.runs.trained_run import open_state
+from fedtilt.spec import Spec
 from fedtilt.storage.fingerprint import fingerprint_of, read_fingerprint
 from fedtilt.storage.provenance import read_record
-
-if TYPE_CHECKING:
-    from fedtilt.spec import Spec
 
 
 class RunAudit(NamedTuple):
@@ -67,7 +65,7 @@ def audit_run(folder: Path, method: str | None = None, seed: int | None = None) 
     return RunAudit(seed, state.round, audit, clients, federation, names)
 
 
-def corrected_spec(folder: Path, *, exclude: Path | None = None, relabel: Path | None = None) -> "Spec":
+def corrected_spec(folder: Path, *, exclude: Path | None = None, relabel: Path | None = None) -> Spec:
     """The spec of a run, without the samples of a file or with their other labels; corrections add up."""
     spec = spec_of(folder)
     if spec.seeds > 1 and spec.outliers.kind != "none" and spec.outliers.redraw == "once":

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from fedtilt.engine.client_states import ClientStates
-from fedtilt.engine.prepare import PreparedRun, example_jobs
+from fedtilt.engine.prepare import PreparedRun, backend_for, example_jobs
 from fedtilt.evaluation.baselines import constant_outputs, pooled_outputs, pooled_problem
 from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.method_results import Baselines, EvaluatedResult
@@ -22,7 +22,6 @@ from fedtilt.simulation import simulate_prepared
 from fedtilt.storage.evaluations import EvaluationHistory, Evaluations
 from fedtilt.storage.predictions import is_small, read_prediction, write_predictions
 from fedtilt.storage.run_folder import Notice, Recorder, RunFolder, baselines_folder
-from fedtilt.training import choose_backend
 
 
 def baselines_of(prepared: PreparedRun, recorder: Recorder, round: int, notice: Notice) -> Baselines:
@@ -83,10 +82,7 @@ def _train_alone(prepared: PreparedRun, round: int, notice: Notice) -> dict[str,
     )  # fmt: skip
     federation = prepared.federation
     jobs = example_jobs([method], prepared.net, prepared.parts, alone, federation)
-    backend = choose_backend(
-        prepared.net, jobs, prepared.device.type, alone.backend, federation.sample(), alone.precision,
-        federation.dataset.weight_train is not None,
-    )  # fmt: skip
+    backend = backend_for(jobs, prepared.net, alone, federation, prepared.device)
     trained = prepared._replace(methods=[method], settings=alone, backend=backend, mechanism=None)
     simulation = simulate_prepared(trained, client_states=ClientStates(None, MEMORY_LIMIT), notice=notice)
     with closing(simulation):

@@ -15,6 +15,7 @@ from fedtilt.locks import locked
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.spec_run import run_spec, spec_of
 from fedtilt.runs.trained_run import open_seed, open_state
+from fedtilt.spec import train_settings_of
 from fedtilt.state import ClientState, ServerState
 from fedtilt.storage.provenance import read_record, seed_folder
 from fedtilt.storage.run_folder import RunFolder
@@ -54,8 +55,6 @@ def forget(folder: Path, client: str, out: Path, callbacks: Sequence[Callback] =
 
 def first_round(folder: Path, client: str) -> int | None:
     """The first round in which a client was selected, of all seeds; None: it never was, until the run ended."""
-    from fedtilt.spec import train_settings_of
-
     spec, names = spec_of(folder), open_seed(folder)[1].description()["clients"]
     number = client_number(client, names)
     for round in range(1, last_round(folder) + 1):

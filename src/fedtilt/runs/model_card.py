@@ -244,11 +244,7 @@ def _percent(correct: int, total: int) -> str:
 
 
 def _limits(
-    by_group: Mapping[str, _Figures],
-    summary: RoundMetrics,
-    client: int | None,
-    has_sources: bool,
-    has_privacy: bool,
+    by_group: Mapping[str, _Figures], summary: RoundMetrics, client: int | None, has_sources: bool, has_privacy: bool
 ) -> str:
     figures = next(iter(by_group.values()))
     empty = [name for name, samples in zip(figures.names, figures.total.sum(0).tolist(), strict=True) if not samples]

@@ -239,7 +239,7 @@ def _describe(prepared: PreparedRun, recorder: Recorder) -> None:
         left_out=federation.left_out,
         about_data=federation.about_data,
         constants=_constants(prepared),
-        model=_model_description(prepared),
+        model=model_description(prepared.recipe, federation.dataset),
         backend=prepared.backend.describe(),
     )
 
@@ -251,10 +251,3 @@ def _constants(prepared: PreparedRun) -> dict[str, torch.Tensor]:
         for m in prepared.methods
         for name, tensor in constants_of(prepared.net, prepared.parts.keeping(m.local_names)).items()
     }
-
-
-def _model_description(prepared: PreparedRun) -> dict[str, Any]:
-    data = prepared.federation.dataset
-    return model_description(
-        prepared.recipe, data.input_shape, data.class_names, target=data.target, schema=data.schema, image=data.image
-    )

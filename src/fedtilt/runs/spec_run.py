@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedtilt.cluster.connection import connected
 from fedtilt.cluster.tasks import Report, check_shared, run_tasks
@@ -24,24 +24,20 @@ from fedtilt.runs.callback import Callback, Callbacks
 from fedtilt.runs.notebook import with_notebook_progress
 from fedtilt.runs.run import check_cluster_of_new_run, check_out_folder, compare_environment, train_to_end
 from fedtilt.simulation import Round
+from fedtilt.spec import Spec, dump, federation_of, load, model_of, train_settings_of
 from fedtilt.storage.fingerprint import continued, fingerprint_of
 from fedtilt.storage.provenance import check_run_folder, read_record, record_environment, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 
-if TYPE_CHECKING:
-    from fedtilt.spec import Spec
-
 
 def run_spec(
-    spec: "Spec",
+    spec: Spec,
     out: str | os.PathLike[str],
     *,
     callbacks: Sequence[Callback] = (),
     note: Mapping[str, Any] | None = None,
 ) -> dict[int, Result]:
     """Train a spec in a new folder, one seed after another; the results by seed. run.json gets the keys of `note`."""
-    from fedtilt.spec import dump
-
     folder = Path(out)
     check_out_folder(folder, may_resume=False)
     # a wrong device, data set, model or cluster is an error before the folder is created
@@ -96,10 +92,8 @@ def resume(
         return _train_seeds(spec, folder, callback)
 
 
-def _change_rounds(spec: "Spec", folder: Path, rounds: int) -> "Spec":
+def _change_rounds(spec: Spec, folder: Path, rounds: int) -> Spec:
     """The spec with another number of rounds, written into the folder if all its seeds can continue to it."""
-    from fedtilt.spec import dump, train_settings_of
-
     settings = continued(seed_folder(folder, spec.seed), train_settings_of(spec, spec.seed))
     spec = spec_of(folder, f"train.rounds={rounds}", f"train.eval_every={settings.eval_interval}")
     train_settings_of(spec, spec.seed)  # the rounds must fit the other settings, such as a warm-up
@@ -110,10 +104,8 @@ def _change_rounds(spec: "Spec", folder: Path, rounds: int) -> "Spec":
     return spec
 
 
-def _train_seeds(spec: "Spec", folder: Path, callback: Callback, first: PreparedRun | None = None) -> dict[int, Result]:
+def _train_seeds(spec: Spec, folder: Path, callback: Callback, first: PreparedRun | None = None) -> dict[int, Result]:
     """Train all seeds to the end; the inputs of the first may be given."""
-    from fedtilt.spec import train_settings_of
-
     if spec.seeds > 1 and train_settings_of(spec, spec.seed).on_cluster:
         _train_seeds_on_cluster(spec, folder, callback)  # what is left to do here is to read the results
     results = {}
@@ -123,40 +115,34 @@ def _train_seeds(spec: "Spec", folder: Path, callback: Callback, first: Prepared
     return results
 
 
-def _seeds(spec: "Spec") -> range:
+def _seeds(spec: Spec) -> range:
     return range(spec.seed, spec.seed + spec.seeds)
 
 
 # -- one seed ----------------------------------------------------------------------------------------------------------
 
 
-def prepare_seed(spec: "Spec", seed: int, folder: Path) -> PreparedRun:
+def prepare_seed(spec: Spec, seed: int, folder: Path) -> PreparedRun:
     """The checked inputs of one seed."""
-    from fedtilt.spec import federation_of, model_of, train_settings_of
-
     methods, settings = [m.to_method() for m in spec.methods], train_settings_of(spec, seed)
     return prepare(methods, federation_of(spec, seed), model_of(spec), continued(seed_folder(folder, seed), settings))
 
 
-def train_seed(
-    spec: "Spec", folder: Path, seed: int, callback: Callback, prepared: PreparedRun | None = None
-) -> Result:
+def train_seed(spec: Spec, folder: Path, seed: int, callback: Callback, prepared: PreparedRun | None = None) -> Result:
     """Train one seed to the end in its part of the folder; a finished one is only read."""
     run_folder = RunFolder(seed_folder(folder, seed), spec.storage.memory_limit_mb * 2**20)
     prepared = prepared or prepare_seed(spec, seed, folder)
     return train_to_end(prepared, fingerprint_of(prepared), run_folder, spec.storage.checkpoint_seconds, callback)
 
 
-def spec_of(folder: Path, *overrides: str) -> "Spec":
+def spec_of(folder: Path, *overrides: str) -> Spec:
     """The spec of a run, with overrides such as "train.rounds=200"."""
-    from fedtilt.spec import load as load_spec
-
     check_run_folder(folder)
     read_record(folder)
     if not (folder / "spec.toml").exists():
         raise InputError(f"{folder} was started from Python: call fedtilt.run again with the same arguments and out=")
     read_toml(folder / "spec.toml")  # checks its digest
-    return load_spec(folder / "spec.toml", overrides=overrides, of_run=True)
+    return load(folder / "spec.toml", overrides=overrides, of_run=True)
 
 
 # -- seeds as tasks of a Ray cluster -----------------------------------------------------------------------------------
@@ -169,7 +155,7 @@ def cluster_overrides(cluster: str | None) -> list[str]:
     return [] if cluster is None else [f"train.cluster={cluster}"]
 
 
-def _train_seeds_on_cluster(spec: "Spec", folder: Path, callback: Callback) -> None:
+def _train_seeds_on_cluster(spec: Spec, folder: Path, callback: Callback) -> None:
     """Train all seeds to the end in a folder that all nodes share; finished ones are not trained again."""
     folder = folder.absolute()
     with connected(spec.train.cluster or "local") as ray:
@@ -179,7 +165,7 @@ def _train_seeds_on_cluster(spec: "Spec", folder: Path, callback: Callback) -> N
         run_tasks(ray, tasks, gpu=gpu, notice=callback.on_notice, on_progress=callback.on_tasks)
 
 
-def _data_paths(spec: "Spec") -> list[Path]:
+def _data_paths(spec: Spec) -> list[Path]:
     """The files and folders that the data of a spec is read from."""
     d = spec.data
     if d.path is not None:
@@ -188,7 +174,7 @@ def _data_paths(spec: "Spec") -> list[Path]:
     return [] if found is None else [found]
 
 
-def _task_overrides(spec: "Spec") -> list[str]:
+def _task_overrides(spec: Spec) -> list[str]:
     """What differs in a task: it trains in its own process, with the data of this machine's folder."""
     changes = [*cluster_overrides("none"), "train.workers=", f"device={pick_device(spec.device).type}"]
     if spec.data.path is None and catalog.entry(spec.data.name).files:

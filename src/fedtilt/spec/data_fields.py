@@ -12,7 +12,11 @@ from fedtilt.errors import InputError
 _ANNOTATIONS = tuple(
     label for entry in CATALOG.values() if entry.annotations is not None for label in entry.annotations.labels
 )
-_OF_IMAGES = ("image_size", "image_channels")
+_ONLY_OF = {  # key → the data that it is about, and what to do without
+    **dict.fromkeys((*OF_TABLE, "schema"), (("file",), "name the table it is in")),
+    **dict.fromkeys(("image_size", "image_channels"), (("images",), "name the folder they are in")),
+    "test_share": (("file", "images"), "leave it out"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,27 +109,24 @@ class DataSpec(TableSettings, _DataSource):
         super().__post_init__()
         if self.file is not None and self.target is None and self.schema is None:
             raise InputError(f"data.file = {self.file!r} needs data.target; name the column of the labels")
-        for key in (*OF_TABLE, "schema"):
-            value, default = getattr(self, key), default_of(settings_of(type(self))[key])
-            if self.file is None and value != default:
-                raise InputError(f"data.{key} = {value!r} needs data.file; name the table it is in")
-        for key in _OF_IMAGES:
-            if self.images is None and getattr(self, key) is not None:
-                raise InputError(f"data.{key} = {getattr(self, key)!r} needs data.images; name the folder they are in")
-        sources = [key for key in ("file", "images", "leaf") if getattr(self, key) is not None]
-        if len(sources) > 1:
-            raise InputError(f"data.{sources[0]} and data.{sources[1]} are two data sets; keep one of them")
-        if self.test_share is not None and sources not in (["file"], ["images"]):
-            raise InputError(f"data.test_share = {self.test_share} needs data.file or data.images; leave it out")
+        for key in self._without_source():
+            value, (sources, remedy) = getattr(self, key), _ONLY_OF[key]
+            if value != default_of(settings_of(type(self))[key]):
+                needed = " or ".join(f"data.{source}" for source in sources)
+                raise InputError(f"data.{key} = {value!r} needs {needed}; {remedy}")
+        given = [key for key in ("file", "images", "leaf") if getattr(self, key) is not None]
+        if len(given) > 1:
+            raise InputError(f"data.{given[0]} and data.{given[1]} are two data sets; keep one of them")
+
+    def _without_source(self) -> tuple[str, ...]:
+        """The keys about data of another kind than this."""
+        return tuple(key for key, (sources, _) in _ONLY_OF.items() if not any(getattr(self, each) for each in sources))
 
     @property
     def unused(self) -> tuple[str, ...]:
         """The keys without effect beside the others."""
-        unused = () if self.file else (*OF_TABLE, "schema")
-        unused += () if self.images else _OF_IMAGES
-        unused += () if self.file or self.images else ("test_share",)
         is_downloaded = self.path is None and bool(CATALOG[self.name].files)
-        return unused if self.images or is_downloaded else (*unused, "folder")
+        return self._without_source() + (() if self.images or is_downloaded else ("folder",))
 
     @property
     def path(self) -> str | None:

@@ -5,14 +5,21 @@ fields; those of `[clients]`, `[outliers]`, `[train]`, `[privacy]` and `[attack]
 `privacy` and `attacks`.
 """
 
-import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fedtilt.attacks.attack import Attack
-from fedtilt.checks import OnlyWith, check_used, is_plain_name, unmet
-from fedtilt.config.setting_fields import REQUIRED, default_of, setting, setting_of, settings_of
+from fedtilt.checks import is_plain_name
+from fedtilt.config.setting_fields import (
+    REQUIRED,
+    check_used,
+    default_of,
+    setting,
+    setting_of,
+    settings_of,
+    unmet,
+)
 from fedtilt.config.tables import table_of
 from fedtilt.data import Division, Outliers
 from fedtilt.data.groups import CLASS, combined_names
@@ -141,18 +148,17 @@ class Spec:
 
     def table(self, name: str) -> dict[str, Any]:
         """The values of the keys of a table that have an effect; None of the others."""
-        values, (defaults, only_with) = self._values(), _declared()
-        found = {}
+        values, unused, found = self._values(), self._unused(), {}
         for key in settings_of(TABLES[name]):
             path = f"{name}.{key}"
-            has_effect = path not in self._unused() and unmet(only_with[path], values, defaults) is None
+            has_effect = path not in unused and unmet(path, values, _FIELDS) is None
             found[key] = values[path] if has_effect else None
         return found
 
     def check_used(self, given: Collection[str] = ()) -> None:
         """Raise NoEffect for a key without effect beside the others that is given, or is not the default."""
-        values, (defaults, only_with) = self._values(), _declared()
-        check_used(values, defaults, only_with, given=given)
+        values = self._values()
+        check_used(values, _FIELDS, given=given)
         for key in given:
             if key in self._unused():
                 raise NoEffect(f"{key} = {values[key]!r} has no effect here; leave it out", key=key)
@@ -195,14 +201,4 @@ TABLES: dict[str, type] = {
 }
 
 
-@functools.cache
-def _declared() -> tuple[Mapping[str, Any], OnlyWith]:
-    """The defaults of the keys of all tables, and beside which others they have an effect."""
-    defaults: dict[str, Any] = {}
-    only_with: dict[str, Any] = {}
-    for name, table in TABLES.items():
-        for key, field in settings_of(table).items():
-            defaults[f"{name}.{key}"] = default_of(field)
-            others = field.metadata["only_with"].items()
-            only_with[f"{name}.{key}"] = {k if "." in k else f"{name}.{k}": allowed for k, allowed in others}
-    return defaults, only_with
+_FIELDS = {f"{name}.{key}": field for name, table in TABLES.items() for key, field in settings_of(table).items()}

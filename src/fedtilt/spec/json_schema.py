@@ -13,13 +13,7 @@ from fedtilt.config.tables import table_of
 from fedtilt.methods import COMPONENTS, PARTS
 from fedtilt.methods.method import DEFAULT_RULE as DEFAULT_RULES
 from fedtilt.spec.fields import Spec
-from fedtilt.spec.method import (
-    METHOD_FACTORIES,
-    MethodSpec,
-    method_keys,
-    preset_settings,
-    required_settings,
-)
+from fedtilt.spec.method import METHOD_FACTORIES, MethodSpec, method_keys, preset_settings, required_settings
 
 Schema = dict[str, Any]
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}

@@ -57,9 +57,10 @@ def override(raw: Raw, text: str) -> None:
     if not value_text:
         target.pop(last, None)
     else:  # for a key of type text, 5 and 2026-01-01 are text
-        value = _parse_value(value_text)
-        is_value = isinstance(value, str) or (isinstance(value, list) and _takes_list(kind))
-        target[last] = value_text if _takes_text(kind) and not is_value else value
+        value, kinds = _parse_value(value_text), alternatives(kind)
+        takes_text = any(each in (str, Name) for each in kinds)
+        is_list = isinstance(value, list) and any(get_origin(each) is tuple for each in kinds)
+        target[last] = value_text if takes_text and not (isinstance(value, str) or is_list) else value
 
 
 def split_override(raw: Raw, text: str) -> tuple[str, str, str]:
@@ -112,14 +113,6 @@ def _method_table(raw: Raw, name: str, text: str) -> Raw:
     method: Raw = methods[names.index(name)]
     method.setdefault("name", name)  # the name stays if a later override changes the preset
     return method
-
-
-def _takes_text(kind: Any) -> bool:
-    return any(each in (str, Name) for each in alternatives(kind))
-
-
-def _takes_list(kind: Any) -> bool:
-    return any(get_origin(each) is tuple for each in alternatives(kind))
 
 
 def _parse_value(text: str) -> Any:

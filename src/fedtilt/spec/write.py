@@ -7,20 +7,10 @@ from dataclasses import Field, replace
 from pathlib import Path
 from typing import Any
 
-from fedtilt.config.setting_fields import (
-    allowed_values,
-    default_of,
-    default_text,
-    meaning_of,
-    settings_of,
-)
+from fedtilt.config.setting_fields import allowed_values, default_of, default_text, meaning_of, settings_of
 from fedtilt.methods import PARAMETERS, PARTS, PRESETS, Method
 from fedtilt.spec.fields import TABLES, Spec
-from fedtilt.spec.method import (
-    MethodSpec,
-    preset_parameters,
-    required_settings,
-)
+from fedtilt.spec.method import MethodSpec, preset_parameters, required_settings
 from fedtilt.spec.read import load
 from fedtilt.toml_text import format_toml
 

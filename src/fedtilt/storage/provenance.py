@@ -28,12 +28,8 @@ def recorded_settings(methods: Sequence[Method], settings: TrainSettings) -> dic
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     values["eval_every"] = settings.eval_interval
     train = {name: _to_json(value) for name, value in values.items() if name not in without and value is not None}
-    return {"methods": {m.name: _method_settings(m) for m in methods}, "train": train}
-
-
-def _method_settings(method: Method) -> dict[str, Any]:
-    found: dict[str, Any] = _to_json(method.to_table(all=True))  # defaults too: a later version may have others
-    return {"name": method.name, **found}
+    # defaults of methods too: a later version may have others
+    return {"methods": {m.name: {"name": m.name, **_to_json(m.to_table(all=True))} for m in methods}, "train": train}
 
 
 def _to_json(value: Any) -> Any:

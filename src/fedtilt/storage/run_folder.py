@@ -21,14 +21,13 @@ Everything has a digest, and is checked when it is read.
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedtilt.data.groups import CLASS
-from fedtilt.data.inputs import Shape
-from fedtilt.data.targets import LabelTarget, NumericTarget, Target
+from fedtilt.data.targets import LabelTarget, NumericTarget
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.errors import InputError
 from fedtilt.evaluation.threshold import Threshold
@@ -37,9 +36,6 @@ from fedtilt.storage.checkpoints import Checkpoints
 from fedtilt.storage.evaluations import EvaluationHistory, Evaluations
 from fedtilt.storage.fingerprint import check_rounds, check_unchanged, read_fingerprint
 from fedtilt.text_tables import first_names
-
-if TYPE_CHECKING:  # Arrow is for tables alone
-    from fedtilt.data.tables.schema import Schema
 
 EARLY_STOP = "early_stop.json"
 THRESHOLDS = "thresholds.json"
@@ -317,26 +313,20 @@ def _has_tensors(path: Path, expected: Mapping[str, Tensor]) -> bool:
     )
 
 
-def model_description(
-    recipe: Mapping[str, Any] | None,
-    input_shape: Shape,
-    class_names: Sequence[str],
-    *,
-    target: Target | None,
-    schema: "Schema | None",
-    image: bool,
-) -> dict[str, Any]:
+def model_description(recipe: Mapping[str, Any] | None, data: Any) -> dict[str, Any]:
     """How to build a model, and what its inputs and outputs are; for model.json and the metadata of exports.
 
-    `recipe` is None if no function that can be imported makes the model; `target` if its outputs are classes.
+    `recipe` is None if no function that can be imported makes the model. `data` is its data set, or what else has the
+    input_shape, class_names, target, schema and image of one.
     """
+    target = data.target
     found: dict[str, Any] = {} if recipe is None else {"model": dict(recipe)}
-    found["input_shape"] = input_shape
-    found |= {"class_names": list(class_names)} if target is None else {}
+    found["input_shape"] = data.input_shape
+    found |= {"class_names": list(data.class_names)} if target is None else {}
     if isinstance(target, NumericTarget):
         found["target"] = {"mean": target.mean, "deviation": target.deviation}
     elif target is not None:
         found |= {"task": target.task, "outputs": target.outputs}
         found |= {"labels": list(target.labels)} if isinstance(target, LabelTarget) else {}
-    found |= {"mean": [0.5], "deviation": [0.5]} if image else {}  # pixels become [-1, 1]
-    return found | ({} if schema is None else {"schema": schema.to_json()})
+    found |= {"mean": [0.5], "deviation": [0.5]} if data.image else {}  # pixels become [-1, 1]
+    return found | ({} if data.schema is None else {"schema": data.schema.to_json()})

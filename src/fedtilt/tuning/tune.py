@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedtilt.checks import number, whole
 from fedtilt.data import Federation
@@ -18,6 +18,7 @@ from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.runs.callback import Callback, Callbacks
 from fedtilt.runs.run import check_cluster_of_new_run, check_out_folder, compare_environment
+from fedtilt.spec import Spec, dump
 from fedtilt.storage.provenance import is_started, read_record, record_environment
 from fedtilt.tuning.axes import Axis, axes_of, texts_of
 from fedtilt.tuning.objectives import constraints_of, find_objective, main_objective
@@ -26,9 +27,6 @@ from fedtilt.tuning.result import Tuning, result_of
 from fedtilt.tuning.search import Search
 from fedtilt.tuning.trial import Storage
 from fedtilt.tuning.tuned_method import VALIDATION_SHARE, SpecMethod, TunedMethod, find_method
-
-if TYPE_CHECKING:
-    from fedtilt.spec import Spec
 
 TRIALS = 64
 RECOMMENDED = "recommended.toml"
@@ -103,7 +101,7 @@ def tune(
 
 
 def tune_spec(
-    spec: "Spec",
+    spec: Spec,
     out: Path,
     *,
     over: Mapping[str, object] | None = None,
@@ -121,18 +119,16 @@ def tune_spec(
     return _tune_spec(spec, method, axes, request, out, Callbacks(callbacks))
 
 
-def resume_tuning(folder: Path, spec: "Spec", *, callbacks: Sequence[Callback] = ()) -> Tuning:
+def resume_tuning(folder: Path, spec: Spec, *, callbacks: Sequence[Callback] = ()) -> Tuning:
     """Continue the search in a folder, whose spec this is; a finished one gives its result again."""
     request = read_record(folder)["tuning"]
     return _tune_spec(spec, request["method"], axes_of(request["over"]), request, folder, Callbacks(callbacks))
 
 
 def _tune_spec(
-    spec: "Spec", method: str | None, axes: Mapping[str, Axis], request: Mapping[str, Any], folder: Path,
+    spec: Spec, method: str | None, axes: Mapping[str, Axis], request: Mapping[str, Any], folder: Path,
     callback: Callback,
 ) -> Tuning:  # fmt: skip
-    from fedtilt.spec import dump
-
     tuned, is_new, limits = SpecMethod(spec, method, axes), not is_started(folder), spec.storage
     storage = Storage(folder, limits.checkpoint_seconds, limits.memory_limit_mb * 2**20)
     search = Search(tuned, _plan(tuned, axes, request), storage, callback)

@@ -5,7 +5,7 @@ import dataclasses
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fedtilt.config.named import NamedSettings
 from fedtilt.config.setting_fields import settings_of
@@ -15,10 +15,9 @@ from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.methods import Method
 from fedtilt.models import ModelSource
+from fedtilt.spec import Spec, dump, federation_of, model_of, parse, train_settings_of
+from fedtilt.spec.overrides import component_table, settings_table
 from fedtilt.tuning.axes import Setting, format_setting, method_axes, training_axes
-
-if TYPE_CHECKING:
-    from fedtilt.spec import Spec
 
 VALIDATION_SHARE = 0.1  # of a client's training samples, if a spec has no validation data
 
@@ -109,9 +108,7 @@ class SpecMethod(TunedMethod):
     A spec without validation data gets some.
     """
 
-    def __init__(self, spec: "Spec", method: str | None, axes: Iterable[str]) -> None:
-        from fedtilt.spec import dump, model_of, parse, train_settings_of
-
+    def __init__(self, spec: Spec, method: str | None, axes: Iterable[str]) -> None:
         self.spec, axes = spec, tuple(axes)
         self._raw = tomllib.loads(dump(spec))
         if not spec.clients.validation:
@@ -128,21 +125,14 @@ class SpecMethod(TunedMethod):
 
     def candidate(self, setting: Setting) -> Candidate:
         """The method and the training settings of a setting; InputError if the spec cannot have them."""
-        from fedtilt.spec import train_settings_of
-
         spec = self._parsed(self._raw, setting)
         return Candidate(spec.methods[self.index].to_method(), train_settings_of(spec, spec.seed))
 
-    def spec_with(self, setting: Setting) -> "Spec":
+    def spec_with(self, setting: Setting) -> Spec:
         """The user's spec with a setting."""
-        from fedtilt.spec import dump
-
         return self.spec if setting == self.current else self._parsed(tomllib.loads(dump(self.spec)), setting)
 
-    def _parsed(self, raw: Mapping[str, Any], setting: Setting) -> "Spec":
-        from fedtilt.spec import parse
-        from fedtilt.spec.overrides import component_table, settings_table
-
+    def _parsed(self, raw: Mapping[str, Any], setting: Setting) -> Spec:
         of_method, of_training = self._split(setting)
         methods = [copy.deepcopy(dict(method)) for method in raw["methods"]]
         for key, value in self.method.changed_settings(of_method).items():
@@ -157,8 +147,6 @@ class SpecMethod(TunedMethod):
 
     def federation(self, seed: int) -> Federation:
         """The federation of a seed, which is read once."""
-        from fedtilt.spec import federation_of
-
         if seed not in self._federations:
             self._federations[seed] = federation_of(self.with_validation, seed)
         return self._federations[seed]

@@ -1,7 +1,6 @@
 """The paper's three toy experiments: two clients, each with two Gaussian classes in the plane."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -59,11 +58,6 @@ SETUPS = {
 }
 
 
-def read_toy(entry: Entry, folder: Path, seed: int) -> Dataset:
-    """The catalogue's reader of the toy experiments."""
-    return toy(entry.name, checks.whole(seed, "seed"))
-
-
 def toy(name: str, seed: int = 0) -> Dataset:
     """The data of one toy experiment, generated from the seed.
 
@@ -109,7 +103,10 @@ def _add_noise(setup: Setup, x: np.ndarray, y: np.ndarray, client: np.ndarray, r
 
 
 TOYS = tuple(
-    Entry(name=name, description=f"toy: {description}", reader=read_toy, train=400, test=80, classes=2)
+    Entry(
+        name=name, description=f"toy: {description}", train=400, test=80, classes=2,
+        reader=lambda entry, folder, seed: toy(entry.name, checks.whole(seed, "seed")),
+    )
     for name, description in (
         ("toy-1", "two Gaussian classes"), ("toy-2", "classes 3 to 1"), ("toy-3", "3 to 1 with outliers"),
     )

@@ -209,8 +209,9 @@ def read_huggingface(
                 f"{origin} has rows of different lengths in column {column!r}; pad them, such as "
                 "tokenizer(…, padding='max_length', truncation=True)"
             )
-        if _is_pixels(data.features[column]):  # the library returns all whole numbers as int64
-            arrays[column] = arrays[column].astype(data.features[column].dtype)
+        feature = data.features[column]  # as Array2D((28, 28), "uint8"), whose numbers the library returns as int64
+        if type(feature).__name__.startswith("Array") and feature.dtype in ("uint8", "uint16"):
+            arrays[column] = arrays[column].astype(feature.dtype)
     x = arrays[columns[0]] if len(columns) == 1 else {column: arrays[column] for column in columns}
     return from_arrays(x, arrays[target], origin, names, task)
 
@@ -233,11 +234,6 @@ def _kind(feature: Any) -> str:
     if type(feature).__name__ in ("Value", "ClassLabel"):
         return "text" if dtype in ("string", "large_string") else "number"
     return "array"
-
-
-def _is_pixels(feature: Any) -> bool:
-    """Whether this is a column of arrays of small whole numbers, such as Array2D((28, 28), "uint8")."""
-    return type(feature).__name__.startswith("Array") and feature.dtype in ("uint8", "uint16")
 
 
 def _list(columns: Sequence[str], kinds: Mapping[str, str]) -> str:

@@ -1,7 +1,8 @@
 """Samples and their targets, from arrays, tensors and lists, and one data set of several clients' samples."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -169,18 +170,8 @@ def _numbers(y: object, origin: str) -> Tensor:
     return torch.from_numpy(numbers)
 
 
-def _tokens(y: object, origin: str) -> Tensor:
-    """The tokens of every sample, int64 (n, T)."""
-    return _rows(y, origin, "iu", "language needs whole numbers, a token for each position").long()
-
-
-def _label_sets(y: object, origin: str) -> Tensor:
-    """The labels of every sample, float32 (n, labels)."""
-    return _rows(y, origin, "biuf", "multilabel needs 0 or 1 for each label").float()
-
-
-def _rows(y: object, origin: str, kinds: str, needed: str) -> Tensor:
-    """Targets with a row for every sample; they are padded to one length."""
+def _rows(y: object, origin: str, dtype: torch.dtype, kinds: str, needed: str) -> Tensor:
+    """Targets with a row for every sample, (n, T) or (n, labels); they are padded to one length."""
     try:
         array = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
     except ValueError as error:  # lists of unequal length
@@ -189,10 +180,16 @@ def _rows(y: object, origin: str, kinds: str, needed: str) -> Tensor:
         raise InputError(
             f"{origin} has targets of shape {array.shape} and dtype {array.dtype}; {needed}, in two dimensions"
         )
-    return torch.from_numpy(np.require(array, requirements=["C", "W"]))  # pandas gives read-only views
+    return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(dtype)  # pandas gives read-only views
 
 
-_READ_TARGETS = {"regression": _numbers, "language": _tokens, "multilabel": _label_sets}  # by task
+_READ_TARGETS: dict[str, Callable[[object, str], Tensor]] = {  # by task
+    "regression": _numbers,
+    "language": partial(
+        _rows, dtype=torch.int64, kinds="iu", needed="language needs whole numbers, a token for each position"
+    ),
+    "multilabel": partial(_rows, dtype=torch.float32, kinds="biuf", needed="multilabel needs 0 or 1 for each label"),
+}
 
 
 def make_dataset(

@@ -12,14 +12,7 @@ from fedtilt.data.tables.cells import ColumnValues
 from fedtilt.data.tables.client_table import ClientTable, is_text
 from fedtilt.data.tables.reader import TableReader
 from fedtilt.data.tables.schema import NUMERIC, Column, Schema
-from fedtilt.data.tables.text_values import (
-    format_value,
-    is_code,
-    is_code_text,
-    parse_number,
-    read_dates,
-    yes_no_values,
-)
+from fedtilt.data.tables.text_values import format_value, is_code, is_code_text, parse_number, read_dates, yes_no_values
 from fedtilt.data.tables.values import read_column, read_names
 
 _SHOWN = 4  # categories

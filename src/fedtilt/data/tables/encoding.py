@@ -74,7 +74,9 @@ def _fill_numbers(inputs: np.ndarray, reader: TableReader, column: Column, cells
         missing = np.isnan(values)
         values = np.where(missing, column.fill, values)
         if not _standardise(inputs[0], column, values):
-            raise _too_far(reader, column, values, inputs[0])
+            far = {int(row): f"{values[row]:g}" for row in np.flatnonzero(~np.isfinite(inputs[0]))}
+            rule = f"is too far from the training rows (mean {column.mean:g}) for float32"
+            raise BadCells(reader, column.name, far, rule)
     if column.kind == "date":
         days = np.floor(values)
         months = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12
@@ -93,11 +95,6 @@ def _standardise(scaled: np.ndarray, column: Column, values: np.ndarray) -> bool
         np.divide(values - column.mean, column.deviation, out=scaled, casting="same_kind")
     scaled += 0.0  # −0 becomes 0
     return bool(np.isfinite(scaled).all())
-
-
-def _too_far(reader: TableReader, column: Column, values: np.ndarray, scaled: np.ndarray) -> BadCells:
-    cells = {int(row): f"{values[row]:g}" for row in np.flatnonzero(~np.isfinite(scaled))}
-    return BadCells(reader, column.name, cells, f"is too far from the training rows (mean {column.mean:g}) for float32")
 
 
 def _fill_names(inputs: np.ndarray, reader: TableReader, column: Column, cells: ColumnValues) -> None:

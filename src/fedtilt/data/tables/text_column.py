@@ -28,7 +28,6 @@ from fedtilt.data.tables.text_values import (
     MISSING_WORDS,
     SCALES,
     YES_NO,
-    DateTexts,
     NumberText,
     common_decimal,
     is_code_text,
@@ -240,7 +239,8 @@ class TextColumn:
             raise self._bad(failed.__contains__, f"the column has dates such as {example}")
         return ColumnValues(
             "date", values=np.concatenate([f.by_row(dates.days) for f, dates in zip(self.files, found, strict=True)]),
-            format=join_formats(formats), notes=_date_notes(found),
+            format=join_formats(formats),
+            notes=(f"written as {', '.join(sorted(set(formats)))}",) if formats else (),
             doubts=tuple(dict.fromkeys(doubt for dates in found for doubt in dates.doubts)),
         )  # fmt: skip
 
@@ -315,8 +315,3 @@ def _choose(number: NumberText, decimal: str | None) -> float:
     if math.isnan(number.point):
         return number.comma
     return number.comma if decimal == "," and not math.isnan(number.comma) else number.point
-
-
-def _date_notes(found: Sequence[DateTexts]) -> tuple[str, ...]:
-    formats = sorted({each for dates in found for each in dates.formats})
-    return (f"written as {', '.join(formats)}",) if formats else ()
