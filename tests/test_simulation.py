@@ -3,6 +3,9 @@
 import gc
 import math
 import pickle
+import subprocess
+import sys
+import textwrap
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -252,6 +255,17 @@ def test_an_early_stop_ends_the_workers(federation: ft.Federation) -> None:
             break
     rounds.close()
     assert not multiprocessing.active_children()
+
+
+def test_rounds_that_a_program_holds_until_its_end_end_with_it() -> None:
+    lines = """
+        import fedtilt as ft
+        fed = ft.Federation.build(ft.data.load("digits"), clients=4, max_train=20)
+        held = [ft.simulate([ft.fedavg()], fed, ft.models.logistic, rounds=3, workers=n) for n in (0, 2)]
+        print(*(next(rounds).number for rounds in held))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(lines)], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("1 1\n", "")
 
 
 def test_a_round_has_metrics_and_models() -> None:

@@ -5,6 +5,7 @@ executor, in this process (on a GPU, or without workers) or in one worker proces
 of `fedtilt.training`.
 """
 
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Any
@@ -139,6 +140,8 @@ def _rounds(
         return
     with fp32_deterministic(device):
         simulator = Simulator(prepared, state, notice, releases)
+    # also for rounds that a program holds until its end, when modules are no more
+    close = weakref.finalize(simulator, simulator.executor.close)
     restart, yielded = RestartPoint(), state.round
     try:
         while state.round < rounds:
@@ -159,4 +162,4 @@ def _rounds(
         try:
             state.client_states.fetch_remote()
         finally:
-            simulator.executor.close()
+            close()

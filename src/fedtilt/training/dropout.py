@@ -150,7 +150,8 @@ def _keyed(
 
 def _drop(x: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
     """Zero with probability p, otherwise larger by 1 / (1 − p)."""
-    return torch.where(_masks.keep(shape, p, x.device), x * (1 / (1 - p) if p < 1 else 0.0), 0)
+    # products, which a CPU computes several times as fast as `where`, and so their gradients
+    return x * (1 / (1 - p) if p < 1 else 0.0) * _masks.keep(shape, p, x.device).to(x.dtype)
 
 
 def _alpha_drop(x: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
