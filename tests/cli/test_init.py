@@ -34,8 +34,17 @@ def test_a_file_is_overwritten_only_with_force(fedtilt, tmp_path: Path) -> None:
     assert path.read_text() == "seed = 1\n"
     assert fedtilt("init", str(path), "--force").code == 0
     assert tomllib.loads(path.read_text())["train"]["rounds"] == 40
-    for invalid in (tmp_path, path / "below.toml"):
+    for invalid in (tmp_path, path / "below.toml", tmp_path / "mine.csv"):
         assert fedtilt("init", str(invalid)).code == 2
+
+
+def test_a_table_in_place_of_a_spec_is_kept(fedtilt, tmp_path: Path) -> None:
+    table = tmp_path / "patients.csv"
+    table.write_text("age,well\n")
+    result = fedtilt("init", "patients.csv", "--force")
+    assert result.code == 2
+    assert "fedtilt init --table patients.csv" in result.err
+    assert table.read_text() == "age,well\n"
 
 
 TABLE = "age,pulse,ward,hospital,well\n" + "".join(

@@ -146,7 +146,8 @@ def test_a_schema_is_written_edited_and_used(fedtilt, tmp_path: Path) -> None:
     result = fedtilt("data", "schema", "patients.csv", *names, "--to", "schema.json")
     assert result.code == 0, result.err
     assert "wrote schema.json: 7 columns, 14 inputs of a model" in result.out
-    assert fedtilt("data", "schema", "patients.csv", "--to", "schema.json").code == 2  # it exists
+    for file in ("schema.json", "schema.csv"):  # it exists; it would be JSON
+        assert fedtilt("data", "schema", "patients.csv", "--to", file).code == 2
     printed = fedtilt("data", "schema", "patients.csv", *names).out
     assert printed == Path("schema.json").read_text()
     kinds = json.loads(fedtilt("data", "schema", "patients.csv", *names, "--kinds").out)["columns"]

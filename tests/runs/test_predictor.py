@@ -255,6 +255,20 @@ def test_the_sets_of_a_client_of_a_shared_model_are_those_of_the_report(folder: 
         ft.load(folder / "run", method="fedavg", client="north")  # without validation data, it is the shared model
 
 
+def test_a_number_that_may_be_two_clients_is_none(folder: Path, tmp_path: Path) -> None:
+    frame = pandas.read_csv(folder / "patients.csv")
+    number_of = {name: number for number, name in enumerate(frame.hospital.unique(), 1)}
+    frame["hospital"] = frame.hospital.map(number_of)  # named 1, 2, …; as numbers, they are counted from 0
+    federation = ft.Federation.build(ft.data.table(frame, target="diagnosis", client="hospital"))
+    ft.run([ft.ditto()], federation, ft.models.logistic, out=tmp_path / "run", **SETTINGS)
+    first, *others = federation.client_names
+    assert (first, others[0]) == ("1", "2")
+    by_name, by_number = ft.load(tmp_path / "run", client="1"), ft.load(tmp_path / "run", client=0)
+    assert by_name.predict_proba(frame[:5]).tolist() == by_number.predict_proba(frame[:5]).tolist()
+    with pytest.raises(ft.InputError, match="client = 1 may be the client named '1' or, counted from 0, another"):
+        ft.load(tmp_path / "run", client=1)
+
+
 # -- numbers, images, arrays -------------------------------------------------------------------------------------------
 
 

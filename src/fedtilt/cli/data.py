@@ -189,6 +189,8 @@ def schema_(
     from fedtilt.data.tables.table import open_table
     from fedtilt.spec.read import table_keys, table_settings
 
+    if to is not None and to.suffix != ".json":
+        raise InputError(f"--to {to} is no name for a schema, which is JSON; choose one that ends in .json")
     if to is not None and to.exists() and not force:
         raise InputError(f"{to} already exists; use --force to replace it")
     with warnings.catch_warnings():

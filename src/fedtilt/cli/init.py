@@ -38,6 +38,8 @@ def init(
         return
     if path.is_dir():
         raise InputError(f"{path} is a folder; name a file in it, as in {path / 'fedtilt.toml'}")
+    if path.suffix != ".toml":
+        raise InputError(f"{path} is no name for a spec, which ends in .toml; of a table: fedtilt init --table {path}")
     if path.exists() and not force:
         raise InputError(f"{path} already exists; give another name, or --force to overwrite it")
     given = first_given(target=target, task=task, client=client, group=group, drop=drop, schema=schema, set=settings)

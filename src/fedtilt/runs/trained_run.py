@@ -72,6 +72,11 @@ class TrainedRun(NamedTuple):
             return self.own_client
         if self.own_client is not None:
             raise InputError(f"{self.source} is the folder of site {self.clients[self.own_client]}, not of {client}")
+        name = str(client)
+        if isinstance(client, int) and name in self.clients and self.clients.index(name) != client:
+            raise InputError(
+                f"client = {name} may be the client named '{name}' or, counted from 0, another; give its name as text"
+            )
         return None if client is None else client_number(client, self.clients)
 
 
