@@ -4,6 +4,7 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+import threading
 from functools import partial
 
 import pytest
@@ -187,13 +188,19 @@ def spawned(model: nn.Module, notices: list[str], *, rounds: int = 1, at_once: b
     )
 
 
-@pytest.mark.parametrize("how", ["", *(pytest.param(how, marks=pytest.mark.slow) for how in ("memory", "killed"))])
+@pytest.mark.parametrize(
+    "how", ["", *(pytest.param(how, marks=pytest.mark.slow) for how in ("lock", "memory", "killed"))]
+)
 def test_processes_started_anew_train_as_this_process_does(how: str) -> None:
     """Also with a loss that has no name to be found by, and where they cannot go on."""
     model = FailsInAProcess(*net(), nn.Dropout(0.5))
     model.how = how
+    state = threading.Lock() if how == "lock" else 1.0  # a lock cannot be sent
     jobs = {
-        client: [dataclasses.replace(job, loss=lambda *batch: squared(*batch)) for job in jobs_of(client, model, 2)]
+        client: [
+            dataclasses.replace(job, loss=lambda *batch: squared(*batch) * bool(state))
+            for job in jobs_of(client, model, 2)
+        ]
         for client in (3, 0, 4)
     }
     notices: list[str] = []
@@ -208,8 +215,16 @@ def test_processes_started_anew_train_as_this_process_does(how: str) -> None:
                     assert torch.equal(a.buffers, b.buffers)
     finally:
         executor.close()
-    ending = "has too little memory; fewer may fit): clients train one after the other from round 1 on"
-    assert [text.endswith(ending) for text in notices] == [True] * bool(how)
+    reasons = {
+        "": [],
+        "lock": ["Could not pickle"],
+        "memory": ["the GPU has too little memory"],
+        "killed": ["one of them was killed"],
+    }
+    assert len(notices) == len(reasons[how])
+    for text, reason in zip(notices, reasons[how], strict=True):
+        assert reason in text
+        assert text.endswith("): clients train one after the other from round 1 on")
 
 
 @pytest.mark.slow

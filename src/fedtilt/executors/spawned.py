@@ -9,7 +9,7 @@ import math
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, as_completed
 from typing import TYPE_CHECKING, Any
 
@@ -78,21 +78,25 @@ class SpawnedExecutor:
         from loky.process_executor import TerminatedWorkerError
 
         try:
-            self._pool = self._pool or self._start()
+            self._pool = self._pool or self._start(next(iter(jobs.values())))
             client_of = {self._pool.submit(_train, round, client, jobs[client]): client for client in jobs}
             for future in as_completed(client_of):
                 yield client_of.pop(future), [_copied(result) for result in future.result()]
-        except (torch.OutOfMemoryError, TerminatedWorkerError, _CannotShareError) as error:
+        except (torch.OutOfMemoryError, TerminatedWorkerError, _CannotStartError) as error:
             self.close()
-            where = "the GPU" if isinstance(error, torch.OutOfMemoryError) else "this machine"
-            why = error if isinstance(error, _CannotShareError) else f"{where} has too little memory; fewer may fit"
+            why = str(error)
+            if isinstance(error, torch.OutOfMemoryError):
+                why = "the GPU has too little memory; fewer may fit"
+            elif isinstance(error, TerminatedWorkerError):
+                why = "one of them was killed, mostly since this machine has too little memory; fewer may fit"
             self._notice(
                 f"workers = {self._workers} cannot train here ({why}): clients train one after the other from round "
                 f"{round} on"
             )
             self._workers = 0
 
-    def _start(self) -> "ProcessPoolExecutor":
+    def _start(self, jobs: Sequence[LocalJob]) -> "ProcessPoolExecutor":
+        """The processes, one of which has received jobs such as these and shared a tensor."""
         from loky import ProcessPoolExecutor
 
         sent = self._training._replace(model=copy.deepcopy(self._training.model).cpu())
@@ -102,12 +106,12 @@ class SpawnedExecutor:
             initargs=(sent, str(self._device), self._precision),
         )  # fmt: skip
         try:
-            pool.submit(_copied, Trained(torch.zeros(1, device=self._device))).result()
-        except BrokenExecutor:
-            raise
-        except RuntimeError as error:  # of CUDA: not every system lets processes share the memory of a GPU
+            pool.submit(_answer, Trained(torch.zeros(1, device=self._device)), jobs).result()
+        except Exception as error:  # a loss may not travel, and not every system lets processes share a GPU's memory
             pool.shutdown(kill_workers=True)
-            raise _CannotShareError(f"{error}".partition("\n")[0]) from error
+            if isinstance(error, BrokenExecutor):
+                raise
+            raise _CannotStartError(f"{type(error).__name__}: {error}".partition("\n")[0]) from error
         return pool
 
     def close(self) -> None:
@@ -118,8 +122,8 @@ class SpawnedExecutor:
         self._in_process.close()
 
 
-class _CannotShareError(Exception):
-    """Processes cannot share the memory of the GPU, and why."""
+class _CannotStartError(Exception):
+    """Why processes cannot be sent jobs, or share the memory of the GPU."""
 
 
 class _Worker:
@@ -145,6 +149,10 @@ def _train(round: int, client: int, jobs: list[LocalJob]) -> list[Trained]:
     with fp32_deterministic(_Worker.device):
         ((_, trained),) = _Worker.executor.train(round, {client: jobs})
     return trained
+
+
+def _answer(result: Trained, _: Sequence[LocalJob]) -> Trained:
+    return _copied(result)
 
 
 def _shared(tensor: Tensor) -> Any:
