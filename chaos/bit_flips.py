@@ -76,7 +76,7 @@ def _flips(folder: Path, name: str) -> Callable[[random.Random], object]:
 def _export(run: Path, notes: list[str]) -> object:
     from fedtilt.runs.export import export_model
 
-    exports = [export_model(run, METHOD, client) for client in (None, 0, 1)]
+    exports = [export_model(run, METHOD, client) for client in (None, "1", "2")]
     return [({n: t.numpy().tobytes() for n, t in e.tensors.items()}, e.metadata) for e in exports]
 
 

@@ -74,7 +74,7 @@ def _model_of(run: Path) -> object:
 
     if not (run / "results.json").exists():
         return None
-    models = {client: export_model(run, METHOD, client).tensors for client in (None, 0, 1)}
+    models = {client: export_model(run, METHOD, client).tensors for client in (None, "1", "2")}
     as_bytes = {
         f"{client} {name}": t.numpy().tobytes() for client, model in models.items() for name, t in model.items()
     }

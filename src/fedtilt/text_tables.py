@@ -45,9 +45,8 @@ def csv_text(rows: Iterable[Sequence[object]], separator: str = ",") -> str:
     lines = []
     for row in rows:
         line = io.StringIO(newline="")
-        csv.writer(line, delimiter=separator).writerow(
-            map(_safe, row)
-        )  # its line ends with \r\n, so that it quotes both
+        # its line ends with \r\n, so that it quotes both
+        csv.writer(line, delimiter=separator).writerow(map(_safe, row))
         lines.append(line.getvalue().removesuffix("\r\n") + "\n")
     return "".join(lines)
 

@@ -17,7 +17,7 @@ from fedtilt.executors.client_batches import BatchSettings
 from fedtilt.executors.forked import ForkedExecutor, ResultRows, SharedBlock
 from fedtilt.executors.in_process import ClientTraining, InProcessExecutor
 from fedtilt.executors.sharded_models import stack_models
-from fedtilt.executors.spawned import SpawnedExecutor
+from fedtilt.executors.spawned import SpawnedExecutor, default_workers
 from fedtilt.models import parameters_to_vector
 from fedtilt.optimizers import SGD, Adam
 from fedtilt.training import LocalJob, Trained, make_batches
@@ -176,8 +176,10 @@ class FailsInAProcess(nn.Sequential):
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
             if self.how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if self.how == "error":
+            if self.how == "user":
                 raise ft.InputError("the model does not take this")
+            if self.how == "error":
+                raise RuntimeError("a library fails")
         return super().forward(x)
 
 
@@ -219,7 +221,8 @@ def test_processes_started_anew_train_as_this_process_does(how: str) -> None:
         "": [],
         "lock": ["Could not pickle"],
         "memory": ["the GPU has too little memory"],
-        "killed": ["one of them was killed"],
+        "killed": ["one was killed"],
+        "error": ["RuntimeError: a library fails"],
     }
     assert len(notices) == len(reasons[how])
     for text, reason in zip(notices, reasons[how], strict=True):
@@ -230,7 +233,7 @@ def test_processes_started_anew_train_as_this_process_does(how: str) -> None:
 @pytest.mark.slow
 def test_what_a_process_cannot_train_is_said_here() -> None:
     model = FailsInAProcess(*net())
-    model.how = "error"
+    model.how = "user"
     executor = spawned(model, [])
     try:
         with pytest.raises(ft.InputError, match="the model does not take this"):
@@ -240,12 +243,28 @@ def test_what_a_process_cannot_train_is_said_here() -> None:
 
 
 def test_processes_start_once_a_run_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, started = net(), []
-    monkeypatch.setattr(SpawnedExecutor, "_train_in_pool", lambda self, round, jobs: started.append(round) or iter(()))
-    for rounds, expected in ((5, []), (100, [2, 3])):
+    model, in_pool = net(), []
+
+    def train_in_pool(self: SpawnedExecutor, round: int, jobs: dict[int, list[LocalJob]]) -> object:
+        in_pool.append(round)
+        self._pool = self._pool or object()
+        return self._in_process.train(round, jobs)
+
+    monkeypatch.setattr(SpawnedExecutor, "_train_in_pool", train_in_pool)
+    monkeypatch.setattr("fedtilt.executors.spawned.time.perf_counter", iter(range(1000)).__next__)  # a client: a second
+    jobs = {client: jobs_of(client, model, 1) for client in (0, 1)}
+    for rounds, expected in ((30, []), (40, [3, 4, 5])):
         executor = spawned(model, [], rounds=rounds, at_once=False)
-        for round in (1, 2, 3):
-            dict(executor.train(round, {0: jobs_of(0, model, 1)}))
-            executor._seconds = 1.0  # of a round
-        assert started == expected
-        started.clear()
+        for round in range(1, 6):
+            assert dict(executor.train(round, jobs)).keys() == jobs.keys()
+        assert in_pool == expected
+        in_pool.clear()
+
+
+def test_as_many_processes_as_help_and_have_room_for_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert default_workers(16, 100, 2**20, None) == default_workers(16, 100, 2**20, 2**30) == 4
+    assert (default_workers(3, 100, 0, None), default_workers(16, 2, 0, None)) == (3, 2)
+    assert default_workers(16, 100, 100, 600) == 3
+    assert default_workers(1, 100, 0, None) == default_workers(16, 100, 100, 300) == 0
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
+    assert default_workers(16, 100, 0, None) == 0

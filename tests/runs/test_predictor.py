@@ -79,8 +79,8 @@ def test_frames_arrow_tables_and_dictionaries_are_the_file(folder: Path) -> None
     for row in ({name: frame[name][0] for name in frame}, frame.iloc[0]):
         np.testing.assert_allclose(model.predict_proba(row), expected[:1], rtol=1e-6)
     assert list(model.rows(frame.iloc[1]).rows) == ["row 1"]
-    for source, kind in ((pyarrow.chunked_array([[63.5]]), "ChunkedArray"), ([1, 2], "list")):
-        with pytest.raises(ft.InputError, match=f"the path of a file or a pandas DataFrame, not a {kind}"):
+    for source, text in ((pyarrow.chunked_array([[63.5]]), "the ChunkedArray is no table"), ([1, 2], "not a list")):
+        with pytest.raises(ft.InputError, match=text):
             model.predict(source)
 
 

@@ -23,6 +23,11 @@ def sample_count(x: Inputs) -> int:
     return len(next(iter(named_tensors(x, "x").values())))
 
 
+def byte_count(x: Inputs) -> int:
+    """The bytes of all samples."""
+    return sum(tensor.nbytes for tensor in (x.values() if isinstance(x, dict) else (x,)))
+
+
 def take(x: Inputs, rows: Tensor | slice) -> Inputs:
     """The samples of these rows."""
     return {key: tensor[rows] for key, tensor in x.items()} if isinstance(x, dict) else x[rows]

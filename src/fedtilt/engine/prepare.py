@@ -10,6 +10,7 @@ from torch import nn
 
 from fedtilt.attacks.attack import AttackedFederation, check_tolerated
 from fedtilt.data import Federation
+from fedtilt.data.inputs import byte_count
 from fedtilt.data.targets import Target
 from fedtilt.devices import pick_device
 from fedtilt.engine.client import plan
@@ -23,7 +24,7 @@ from fedtilt.executors.forked import ForkedExecutor, can_fork, cores
 from fedtilt.executors.in_process import ClientTraining, Executor, InProcessExecutor
 from fedtilt.executors.ray_executor import RayExecutor
 from fedtilt.executors.sharded_models import uses_shards
-from fedtilt.executors.spawned import SpawnedExecutor, default_workers
+from fedtilt.executors.spawned import SpawnedExecutor, can_start_processes, default_workers
 from fedtilt.math.client_models import column_blocks
 from fedtilt.methods import Method, check_bad_share, check_levels, check_steps_used
 from fedtilt.methods.component import check_declared
@@ -272,7 +273,16 @@ def make_executor(prepared: PreparedRun, notice: Callable[[str], None]) -> Execu
             notice(f"workers = {workers} has no effect: all clients of a round train in one step")
         workers = 0
     elif device.type != "cpu":
-        count = default_workers(cores(), clients) if workers is None else workers
+        count = workers
+        if count is None:
+            free = [available_bytes(each) for each in (device, torch.device("cpu"))]
+            data = sum(map(byte_count, (federation.dataset.x_train, federation.dataset.x_test)))
+            known = min((bytes_ for bytes_ in free if bytes_ is not None), default=None)
+            count = default_workers(cores(), clients, data, known)
+        elif count and not can_start_processes():
+            raise InputError(
+                f"workers = {workers} cannot be started here (a daemon or a worker of Ray); leave it out or set it to 0"
+            )
         if count:
             return SpawnedExecutor(
                 training, device, settings.precision, workers=count, rounds=settings.rounds,

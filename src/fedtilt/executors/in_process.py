@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedtilt.data import Federation
+from fedtilt.data.inputs import byte_count
 from fedtilt.executors.client_batches import BatchSettings
 from fedtilt.training import BACKENDS, Batches, LocalJob, Trained, stacked
 
@@ -108,9 +109,7 @@ class InProcessExecutor:
 
     def _prefetch(self, round: int, jobs: Mapping[int, Sequence[LocalJob]], batches: Mapping[int, Batches]) -> None:
         """Make the batches of a round as if its jobs were as long as these; if they are not, they are made again."""
-        x = next(iter(batches.values())).x
-        bytes_of_one = sum(t[:1].nbytes for t in (x.values() if isinstance(x, dict) else (x,)))
-        size = bytes_of_one * sum(data.y.shape[0] for data in batches.values())
+        size = sum(byte_count(data.x) for data in batches.values())
         if self._selected is None or size > _MAX_PREFETCHED_BYTES:
             return
         like = next(iter(jobs.values()))

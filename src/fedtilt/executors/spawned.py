@@ -10,7 +10,7 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, as_completed
+from concurrent.futures import as_completed
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from fedtilt.cluster.connection import is_ray_worker
+from fedtilt.errors import InputError
 from fedtilt.executors.in_process import ClientTraining, InProcessExecutor
 from fedtilt.training import LocalJob, Trained
 from fedtilt.training.precision import fp32_deterministic
@@ -25,15 +26,20 @@ from fedtilt.training.precision import fp32_deterministic
 if TYPE_CHECKING:
     from loky import ProcessPoolExecutor
 
-_WORKERS = 4  # more gain next to nothing, and each takes half a GiB of the GPU's memory besides its models
+_WORKERS = 4  # more gain next to nothing, and each takes half a GiB of the GPU's memory besides its models and data
 _LONG_SECONDS = 60.0  # a run that would last longer without processes is worth their start
 
 
-def default_workers(cores: int, clients: int) -> int:
-    """How many processes help; 0 in a process that may not start any."""
-    workers = min(_WORKERS, cores, clients)
-    is_worker = multiprocessing.current_process().daemon or is_ray_worker()
-    return 0 if is_worker or workers == 1 else workers
+def can_start_processes() -> bool:
+    """Whether this process may start others: it is none of Ray's, and no daemon."""
+    return not multiprocessing.current_process().daemon and not is_ray_worker()
+
+
+def default_workers(cores: int, clients: int, data_bytes: int, free_bytes: int | None) -> int:
+    """How many processes help and may copy the data into half of the free memory; 0: none."""
+    copies = _WORKERS if free_bytes is None else free_bytes // (2 * max(1, data_bytes))
+    workers = min(_WORKERS, cores, clients, copies)
+    return workers if workers > 1 and can_start_processes() else 0
 
 
 class SpawnedExecutor:
@@ -58,72 +64,82 @@ class SpawnedExecutor:
         self._training, self._device, self._precision = training, device, precision
         self._workers, self._rounds, self._at_once, self._notice = workers, rounds, at_once, notice
         self._in_process = InProcessExecutor(training, device, precision)
-        self._seconds = 0.0  # of the last round, in this process
+        self._seconds: list[float] = []  # of the rounds that trained here alone
         self._pool: ProcessPoolExecutor | None = None
 
     def train(self, round: int, jobs: dict[int, list[LocalJob]]) -> Iterator[tuple[int, list[Trained]]]:
         """Train all jobs, one client after the other or, in processes, as they become free."""
-        is_long = self._at_once or self._seconds * (self._rounds - round + 1) > _LONG_SECONDS
         left = dict(jobs)
-        if self._workers and is_long:
+        if self._workers and (self._pool is not None or self._is_long(round)):
             for client, trained in self._train_in_pool(round, jobs):
                 del left[client]
                 yield client, trained
-        started = time.perf_counter()
-        yield from self._in_process.train(round, left)
-        self._seconds = time.perf_counter() - started
+        here, seconds, results = len(left) == len(jobs), 0.0, self._in_process.train(round, dict(left))
+        while left:
+            started = time.perf_counter()
+            client, trained = next(results)
+            seconds += time.perf_counter() - started
+            del left[client]
+            yield client, trained
+        if here:
+            self._seconds.append(seconds)
+
+    def _is_long(self, round: int) -> bool:
+        """Whether the rounds from this one on are worth the start; the first round loads libraries, too."""
+        if self._at_once:
+            return True
+        shortest = min(self._seconds, default=0.0)
+        is_known = len(self._seconds) > 1 or shortest > _LONG_SECONDS
+        return is_known and shortest * (self._rounds - round + 1) > _LONG_SECONDS
 
     def _train_in_pool(self, round: int, jobs: dict[int, list[LocalJob]]) -> Iterator[tuple[int, list[Trained]]]:
         """The results of all clients; if processes cannot go on, of those that were trained before."""
-        from loky.process_executor import TerminatedWorkerError
-
         try:
-            self._pool = self._pool or self._start(next(iter(jobs.values())))
+            if self._pool is None:
+                self._start(next(iter(jobs.values())))
+            assert self._pool is not None
             client_of = {self._pool.submit(_train, round, client, jobs[client]): client for client in jobs}
             for future in as_completed(client_of):
                 yield client_of.pop(future), [_copied(result) for result in future.result()]
-        except (torch.OutOfMemoryError, TerminatedWorkerError, _CannotStartError) as error:
-            self.close()
-            why = str(error)
-            if isinstance(error, torch.OutOfMemoryError):
-                why = "the GPU has too little memory; fewer may fit"
-            elif isinstance(error, TerminatedWorkerError):
-                why = "one of them was killed, mostly since this machine has too little memory; fewer may fit"
+        except InputError:
+            raise
+        except Exception as error:  # an error of the model comes again where the other clients train
             self._notice(
-                f"workers = {self._workers} cannot train here ({why}): clients train one after the other from round "
-                f"{round} on"
+                f"workers = {self._workers} cannot train here ({_reason(error)}): clients train one after the other "
+                f"from round {round} on"
             )
             self._workers = 0
+            self._end_pool()
 
-    def _start(self, jobs: Sequence[LocalJob]) -> "ProcessPoolExecutor":
-        """The processes, one of which has received jobs such as these and shared a tensor."""
+    def _start(self, jobs: Sequence[LocalJob]) -> None:
+        """Start the processes; one of them receives jobs such as these, and shares a tensor."""
         from loky import ProcessPoolExecutor
 
         sent = self._training._replace(model=copy.deepcopy(self._training.model).cpu())
         shared: dict[type, Any] = {Tensor: _shared}
-        pool = ProcessPoolExecutor(
+        self._pool = ProcessPoolExecutor(
             self._workers, job_reducers=shared, result_reducers=shared, initializer=_start_worker,
             initargs=(sent, str(self._device), self._precision),
         )  # fmt: skip
-        try:
-            pool.submit(_answer, Trained(torch.zeros(1, device=self._device)), jobs).result()
-        except Exception as error:  # a loss may not travel, and not every system lets processes share a GPU's memory
-            pool.shutdown(kill_workers=True)
-            if isinstance(error, BrokenExecutor):
-                raise
-            raise _CannotStartError(f"{type(error).__name__}: {error}".partition("\n")[0]) from error
-        return pool
+        self._pool.submit(_answer, Trained(torch.zeros(1, device=self._device)), jobs).result()
 
-    def close(self) -> None:
-        """End the processes."""
+    def _end_pool(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(kill_workers=True)
             self._pool = None
+
+    def close(self) -> None:
+        """End the processes."""
+        self._end_pool()
         self._in_process.close()
 
 
-class _CannotStartError(Exception):
-    """Why processes cannot be sent jobs, or share the memory of the GPU."""
+def _reason(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return "the GPU has too little memory; fewer may fit"
+    if "SIGKILL" in str(error):
+        return "one was killed, mostly since this machine has too little memory; fewer may fit"
+    return f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
 
 
 class _Worker:
@@ -131,6 +147,7 @@ class _Worker:
 
     device: torch.device
     executor: InProcessExecutor
+    error: Exception | None = None  # of its start
 
 
 def _start_worker(training: ClientTraining, device: str, precision: str) -> None:
@@ -140,18 +157,25 @@ def _start_worker(training: ClientTraining, device: str, precision: str) -> None
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and then ends its workers
     torch.set_num_threads(1)
     _Worker.device = torch.device(device)
-    with fp32_deterministic(_Worker.device):
-        on_device = training._replace(model=training.model.to(_Worker.device))
-        _Worker.executor = InProcessExecutor(on_device, _Worker.device, precision)
+    try:
+        with fp32_deterministic(_Worker.device):
+            on_device = training._replace(model=training.model.to(_Worker.device))
+            _Worker.executor = InProcessExecutor(on_device, _Worker.device, precision)
+    except Exception as error:
+        _Worker.error = error
 
 
 def _train(round: int, client: int, jobs: list[LocalJob]) -> list[Trained]:
+    if _Worker.error is not None:
+        raise _Worker.error
     with fp32_deterministic(_Worker.device):
         ((_, trained),) = _Worker.executor.train(round, {client: jobs})
     return trained
 
 
 def _answer(result: Trained, _: Sequence[LocalJob]) -> Trained:
+    if _Worker.error is not None:
+        raise _Worker.error
     return _copied(result)
 
 

@@ -161,14 +161,14 @@ def _settings(run: Run) -> dict[str, str]:
 # -- prediction sets --------------------------------------------------------------------------------------------------
 
 _COVERAGE, _BAD_SHARE = 0.9, 0.1
-_MAX_METHODS = 4
+_MAX_METHODS_WITH_SETS = 4
 _MAX_CLIENTS = 40  # of a table; beyond, those with the lowest coverage
 
 
 def prediction_sets(run: Run) -> dict[str, PredictionSets]:
     """The sets of the best methods in the first seed; empty if there are no scores of validation data, or too few."""
     found, seed_run = {}, run.compared[0]
-    for method in compare.best_methods(run, _MAX_METHODS):
+    for method in compare.best_methods(run, _MAX_METHODS_WITH_SETS):
         stored = run.predictions[0].get(method)
         try:
             if stored is not None and stored.scores is not None:

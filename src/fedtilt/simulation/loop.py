@@ -1,8 +1,7 @@
 """Simulate a federation on one machine, round by round: every method on the same clients, batches and outliers.
 
 All inputs are checked before anything is trained or written (`fedtilt.engine.prepare`). Jobs are trained by an
-executor, in this process (on a GPU, or without workers) or in one worker process per core, with one of the `BACKENDS`
-of `fedtilt.training`.
+executor (`make_executor` says which), with one of the `BACKENDS` of `fedtilt.training`.
 """
 
 import weakref

@@ -224,19 +224,24 @@ def _open(source: Any, text: Sequence[str], files: Files, client: str = "") -> C
     )
 
 
+_ARROW = ("stream", "array")  # what Arrow reads from other libraries' tables
+
+
 def _open_frame(source: Any) -> ClientTable:
     """A pandas data frame, a row of one, or another data frame that has Arrow's interface."""
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(source, pandas.Series):
         source = source.to_frame().T
     if pandas is None or not isinstance(source, pandas.DataFrame):
-        try:
-            table = pa.table(source)
-        except (TypeError, ValueError):
+        if not isinstance(source, Mapping) and not any(hasattr(source, f"__arrow_c_{kind}__") for kind in _ARROW):
             raise InputError(
                 f"a table is the path of a file or a pandas DataFrame, not a {type(source).__name__}; save it as CSV "
                 "first, or build a ft.data.Dataset"
-            ) from None
+            )
+        try:
+            table = pa.table(source)
+        except (TypeError, ValueError) as error:  # such as columns of different lengths
+            raise InputError(f"the {type(source).__name__} is no table ({error})") from error
         return from_arrow("DataFrame", table, IndexRows(range(table.num_rows)))
     header = check_header("DataFrame", source.columns)
 
