@@ -241,7 +241,7 @@ def test_three_nodes_one_killed_in_the_middle_of_a_round_one_joins(
 
 def nodes_with_models(r: Round) -> int:
     states = r.state.client_states
-    kept = [tensor for owner in states.owners() for tensor in states.get(owner, fetch=False).values()]
+    kept = [tensor for owner in states.owners() for tensor in states.get(owner, fetch=False).to_tensors().values()]
     return len({tensor.node for tensor in kept if isinstance(tensor, RemoteTensor)})
 
 
