@@ -146,8 +146,14 @@ class _Worker:
     """What a worker process has, from its start on."""
 
     device: torch.device
-    executor: InProcessExecutor
-    error: Exception | None = None  # of its start
+    executor: InProcessExecutor | Exception  # or why there is none
+
+    @classmethod
+    def started(cls) -> InProcessExecutor:
+        """The executor; raises what its start has raised."""
+        if isinstance(cls.executor, Exception):
+            raise cls.executor
+        return cls.executor
 
 
 def _start_worker(training: ClientTraining, device: str, precision: str) -> None:
@@ -162,20 +168,17 @@ def _start_worker(training: ClientTraining, device: str, precision: str) -> None
             on_device = training._replace(model=training.model.to(_Worker.device))
             _Worker.executor = InProcessExecutor(on_device, _Worker.device, precision)
     except Exception as error:
-        _Worker.error = error
+        _Worker.executor = error
 
 
 def _train(round: int, client: int, jobs: list[LocalJob]) -> list[Trained]:
-    if _Worker.error is not None:
-        raise _Worker.error
     with fp32_deterministic(_Worker.device):
-        ((_, trained),) = _Worker.executor.train(round, {client: jobs})
+        ((_, trained),) = _Worker.started().train(round, {client: jobs})
     return trained
 
 
 def _answer(result: Trained, _: Sequence[LocalJob]) -> Trained:
-    if _Worker.error is not None:
-        raise _Worker.error
+    _Worker.started()
     return _copied(result)
 
 
