@@ -6,6 +6,7 @@ Nothing reads or advances a global generator; code that uses one runs inside `se
 """
 
 import contextlib
+import functools
 import hashlib
 import math
 import os
@@ -154,7 +155,12 @@ def choose(key: int, size: int, count: int) -> list[int]:
     >>> choose(key(0, "selection"), 10, 3) == sorted(set(choose(key(0, "selection"), 10, 3)))
     True
     """
-    return sorted(permutations(key, 1, size)[0, :count].tolist())
+    return list(_chosen(key, size, count))
+
+
+@functools.lru_cache(maxsize=4)  # the clients of a round are asked for twice: see `InProcessExecutor`
+def _chosen(key: int, size: int, count: int) -> tuple[int, ...]:
+    return tuple(sorted(permutations(key, 1, size)[0, :count].tolist()))
 
 
 def generator(key: int) -> np.random.Generator:

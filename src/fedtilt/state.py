@@ -93,4 +93,5 @@ class ClientState(_State):
     @property
     def is_empty(self) -> bool:
         """Whether the client has nothing to remember, or was never selected."""
-        return not self.to_tensors()
+        own = self.local, self.buffers, self.personal, self.personal_buffers
+        return all(tensor is None for tensor in own) and not any(self.slots.values())

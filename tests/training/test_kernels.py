@@ -70,12 +70,14 @@ def test_other_models_are_not_supported(model: nn.Module) -> None:
     assert fused_mlp.unsupported_reason(model, job, "cpu") is not None
 
 
-def test_every_parameter_has_one_index() -> None:
+def test_every_parameter_has_one_place() -> None:
     model = models.cnn((3, 9, 8), 4, channels=(5, 6))
     net = SequentialNet.from_module(model, (3, 9, 8))
     assert net is not None
-    assert len(net.parameter_index.unique()) == len(net.parameter_index) == sum(p.numel() for p in model.parameters())
-    assert net.parameter_index.max() < net.row_length
+    views = net.views(torch.arange(2 * net.row_length).reshape(2, -1))
+    assert [view[0].numel() for view in views] == [p.numel() for p in model.parameters()]
+    places = torch.cat([view.flatten() for view in views])
+    assert len(places.unique()) == len(places) == 2 * sum(p.numel() for p in model.parameters())
     assert [(b.height, b.width, b.in_channels, b.out_channels) for b in net.blocks] == [
         (9, 8, 4, 5),
         (4, 4, 5, 6),

@@ -22,7 +22,7 @@ from fedtilt.training.stacked import compilation, compiler_processes, graph_part
 from fedtilt.training.stacked.compilation import lift_constants, simplify
 from fedtilt.training.stacked.compiler_processes import CompilerProcesses
 from fedtilt.training.stacked.compiler_worker import graph_from_text, graph_text
-from fedtilt.training.stacked.layers import ParameterRows
+from fedtilt.training.stacked.layers import ParameterRows, read_models, write_models
 from fedtilt.training.stacked.vmap_step import VmapStep
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
 
@@ -486,11 +486,13 @@ def test_parameter_rows() -> None:
     model = nn.Sequential(nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.Conv2d(6, 6, 3, groups=2), nn.Linear(3, 5))
     model[0].bias.requires_grad_(False)
     rows = ParameterRows(model)
-    assert rows.row_length == 320  # 108 + 6 + 6 + 162 + 6 + 15 + 5 parameters
-    vector, row = models.parameters_to_vector(model), torch.zeros(rows.row_length)
-    row[rows.parameter_index] = vector
+    # three matrices and 23 numbers of vectors; each begins at a multiple of 64
+    assert rows.pieces == [slice(0, 108), slice(128, 290), slice(320, 335), slice(384, 407)]
+    vector, row = models.parameters_to_vector(model), torch.zeros(1, rows.row_length)
+    write_models(rows.views(row), vector[None])
     assert row.count_nonzero() == vector.count_nonzero()
-    parameters = rows.parameters(row)
+    assert torch.equal(read_models(rows.views(row))[0], vector)
+    parameters = rows.parameters([row[0, columns] for columns in rows.pieces])
     torch.testing.assert_close(parameters, models.vector_to_parameters(model, vector), rtol=0, atol=0)
     assert parameters["0.weight"].permute(2, 3, 1, 0).is_contiguous()
     assert parameters["2.weight"].is_contiguous()  # not computed as one product

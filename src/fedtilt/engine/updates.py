@@ -97,7 +97,7 @@ def check_finite(
     reasons: dict[str, dict[int, str]] = {}
     for m in methods:
         reasons[m.name] = invalid_updates(m, updates[m.name], server[m.name])
-        by_client = {client: state.to_tensors() for client, state in kept[m.name].items()}
+        by_client = {client: state.to_tensors() for client, state in kept[m.name].items() if not state.is_empty}
         for name in {name for tensors in by_client.values() for name in tensors}:
             vectors = {client: tensors[name] for client, tensors in by_client.items()}
             reasons[m.name] |= invalid_reasons(vectors, next(iter(vectors.values())))

@@ -101,8 +101,8 @@ def _check_models(models: Tensor) -> None:
             f"models must be a floating-point tensor (clients, parameters), got {models.dtype} of shape "
             f"{tuple(models.shape)}"
         )
-    for client in (~models.sum(1).isfinite()).nonzero()[:, 0].tolist():  # a sum may also overflow: check the values
-        if not models[client].isfinite().all():
+    for client, is_finite in enumerate(models.sum(1).isfinite().tolist()):
+        if not is_finite and not models[client].isfinite().all():  # a sum may also overflow
             raise InputError(f"the model of client {client} is not finite; exclude it before aggregating")
 
 

@@ -167,8 +167,13 @@ class Simulator:
     def train_clients(self, clients: Mapping[int, _Client], number: int) -> tuple[Updates, States, Models]:
         """Updates, next states and, for the audit, trained models; jobs that methods have in common train once."""
         jobs, positions = {}, {}  # by client: its distinct jobs, and for every planned job its position among them
+        distinct: dict[tuple[int, ...], tuple[list[LocalJob], list[int]]] = {}  # clients without a state plan the same
         for client, (plans, _) in clients.items():
-            jobs[client], positions[client] = distinct_jobs([job for p in plans.values() for job in p.values()])
+            planned = [job for p in plans.values() for job in p.values()]
+            key = tuple(map(id, planned))
+            if key not in distinct:
+                distinct[key] = distinct_jobs(planned)
+            jobs[client], positions[client] = distinct[key]
         updates: Updates = {m.name: {} for m in self._methods}
         kept: States = {m.name: {} for m in self._methods}
         all_trained: Models = {}

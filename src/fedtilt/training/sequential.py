@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import torch
 from torch import Tensor, nn
 
 _ALIGNMENT = 16  # every layer starts at a multiple of this many floats, so that loads are wide
@@ -64,7 +63,7 @@ class SequentialNet:
 
     blocks: tuple[ConvBlock, ...]
     layers: tuple[LinearLayer, ...]
-    parameter_index: Tensor  # (P,) the index of each parameter of the model in the row
+    channels: int  # of a sample that is an image
     row_length: int  # of the row; entries without a parameter are 0
 
     @classmethod
@@ -75,7 +74,7 @@ class SequentialNet:
             return None
         convolutions, linears = parsed
         blocks: list[ConvBlock] = []
-        layers, indices, offset = [], [], 0
+        layers, offset = [], 0
         image = shape
         for conv in convolutions:
             channels, height, width = image
@@ -89,28 +88,33 @@ class SequentialNet:
                 out_channels=out,
                 kernel_size=size,
             )
-            weight = torch.arange(block.patch_size * out).reshape(size, size, padded_channels, out)
-            weight = weight[:, :, :channels].permute(3, 2, 0, 1)
-            indices += [offset + weight.flatten(), offset + torch.arange(block.patch_size * out, block.parameter_count)]
             blocks.append(block)
             offset = _round_up(offset + block.parameter_count)
             image = (out, *block.pooled_size)
-        for number, linear in enumerate(linears):
+        for linear in linears:
             features, out = linear.in_features, linear.out_features
-            columns = torch.arange(features)
-            if blocks and number == 0:  # the kernels flatten images as (height, width, channels)
-                columns = columns.reshape(*image[1:], image[0]).permute(2, 0, 1).flatten()
             bias_offset = _round_up(offset + out * features)
             layers.append(LinearLayer(offset=offset, bias_offset=bias_offset, in_features=features, out_features=out))
-            weight = torch.arange(out)[:, None] * features + columns
-            indices += [offset + weight.flatten(), bias_offset + torch.arange(out)]
             offset = _round_up(bias_offset + out)
         return cls(
-            blocks=tuple(blocks),
-            layers=tuple(layers),
-            parameter_index=torch.cat(indices),
-            row_length=_round_up(offset, 64),
-        )
+            blocks=tuple(blocks), layers=tuple(layers), channels=shape[0], row_length=_round_up(offset, 64)
+        )  # fmt: skip
+
+    def views(self, rows: Tensor) -> list[Tensor]:
+        """The parameters of models in their rows (L, row_length), in the order of the model."""
+        views, channels = [], self.channels
+        for block in self.blocks:
+            shape = block.kernel_size, block.kernel_size, block.in_channels, block.out_channels
+            weight, bias = rows[:, block.offset :][:, : block.parameter_count].split((math.prod(shape), shape[3]), 1)
+            views += [weight.unflatten(1, shape)[:, :, :, :channels].permute(0, 4, 3, 1, 2), bias]
+            channels = block.out_channels
+        for number, layer in enumerate(self.layers):
+            out, features = layer.out_features, layer.in_features
+            weight = rows[:, layer.offset :][:, : out * features].unflatten(1, (out, features))
+            if self.blocks and number == 0:  # the kernels flatten images as (height, width, channels)
+                weight = weight.unflatten(2, self.padded_shape(len(self.blocks))).permute(0, 1, 4, 2, 3)
+            views += [weight, rows[:, layer.bias_offset :][:, :out]]
+        return views
 
     def padding(self, i: int) -> int:
         """The width of the zero padding around the input of the i-th block; 0 for the input of a linear layer."""

@@ -30,7 +30,7 @@ from fedtilt.training.local_job import Batches, LocalJob, Trained
 from fedtilt.training.stacked.batch_norm import BATCH_NORMS
 from fedtilt.training.stacked.buffers import Recipe
 from fedtilt.training.stacked.functions import batched_functions
-from fedtilt.training.stacked.layers import ParameterRows, stackable_copy
+from fedtilt.training.stacked.layers import stackable_copy, write_models
 from fedtilt.training.stacked.recurrent import unroll_reason
 from fedtilt.training.stacked.stack import Stack, StackSizes, places_of_batches
 from fedtilt.training.stacked.vmap_step import StackedGradient
@@ -136,10 +136,11 @@ def _step_of_two_jobs(
 
     Row 0 is the sample, row 1 another, of values that the model takes.
     """
-    net_rows, device = ParameterRows(model), next(model.parameters()).device
-    theta = torch.zeros(net_rows.row_length, device=device)
-    theta[net_rows.parameter_index.to(device)] = parameters_to_vector(model).to(theta)
-    buffers = buffers_to_vector(model, recipe.buffer_names) if recipe.trains_buffers else theta[:0]
+    device = next(model.parameters()).device
+    step = StackedGradient(model, recipe, device, "float32")
+    theta = torch.zeros(1, step.rows.row_length, device=device)
+    write_models(step.rows.views(theta), parameters_to_vector(model)[None])
+    buffers = buffers_to_vector(model, recipe.buffer_names) if recipe.trains_buffers else theta[0, :0]
     index = torch.tensor(rows, device=device)
     sample = to_device(sample, device)
     other = tree_map(lambda t: t / 2 if t.is_floating_point() else torch.full_like(t, t.max()), sample)
@@ -147,10 +148,10 @@ def _step_of_two_jobs(
     y = zeros if target is None else target.to(device)[zeros]
     weights = (torch.arange(len(rows), device=device) < 2).float()
     groups, tilts = zeros.expand(len(recipe.groups), len(rows)), theta.new_ones(len(recipe.groups) + 1)
-    of_a_job = theta, buffers, x, y, groups, weights, tilts, weights[0], zeros[0]
-    step = StackedGradient(model, recipe, device, "float32")
-    gradient, _ = step(zeros[0], step.constants, *tree_map(lambda t: t.expand(2, *t.shape), of_a_job))
-    return gradient, step.mask_shapes
+    pieces = [theta[0, columns] for columns in step.rows.pieces]
+    of_a_job = pieces, buffers, x, y, groups, weights, tilts, weights[0], zeros[0]
+    gradients, _ = step(zeros[0], step.constants, *tree_map(lambda t: t.expand(2, *t.shape), of_a_job))
+    return torch.cat(gradients, 1), step.mask_shapes
 
 
 def train(

@@ -58,16 +58,40 @@ class Recipe(NamedTuple):
         return tuple(dict.fromkeys(name.rpartition(".")[0] for name in self.buffer_names))
 
 
-class Buffers(NamedTuple):
-    """What a step reads and writes, on one device; L jobs, C clients.
+class Rows(NamedTuple):
+    """What a step reads and writes for every parameter, on one device; L jobs.
 
-    Parameter rows are those of the `SequentialNet` if the kernels train the model, otherwise `ParameterRows`.
+    Rows are those of the `SequentialNet` if the kernels train the model, otherwise `ParameterRows`.
     """
 
     theta: Tensor  # (L, row_length)
     optimizer_state: Tensor  # (rows of state, L, row_length)
-    model_buffers: Tensor  # (L, B) the buffers of the model, such as running statistics
     anchor: Tensor  # (L, row_length), the distinct anchors first
+    # of special steps; without columns where the recipe has none
+    drift: Tensor  # (L, row_length)
+    first: Tensor  # (L, row_length) 1 for the parameters that train first
+
+
+class Piece(NamedTuple):
+    """Columns of the rows, each (L, columns)."""
+
+    theta: Tensor
+    optimizer_state: tuple[Tensor, ...]
+    anchor: Tensor
+    drift: Tensor
+    first: Tensor
+
+    @classmethod
+    def of(cls, rows: Rows, columns: slice) -> Self:
+        """These columns."""
+        state = tuple(row[:, columns] for row in rows.optimizer_state.unbind())
+        return cls(rows.theta[:, columns], state, *(t[:, columns] for t in (rows.anchor, rows.drift, rows.first)))
+
+
+class Buffers(NamedTuple):
+    """What else a step reads and writes, on one device; L jobs, C clients."""
+
+    model_buffers: Tensor  # (L, B) the buffers of the model, such as running statistics
     anchor_index: Tensor  # (L,) the row of a job's anchor
     prox: Tensor  # (L,)
     lr: Tensor  # (L,)
@@ -80,14 +104,7 @@ class Buffers(NamedTuple):
     batch_indices: Tensor  # (steps, C, batch size) the samples of every step, −1 for padding
     first_step: Tensor  # (1,) the number of the next step to run
     dropout_key: Tensor  # (L,) of the masks
-    # of special steps; without columns where the recipe has none
-    drift: Tensor  # (L, row_length)
+    # of special steps
     utility: Tensor  # (L,)
     anchor_rate: Tensor  # (L,)
-    first: Tensor  # (L, row_length) 1 for the parameters that train first
-    first_steps: Tensor  # (L,) the steps in which they do
-
-    def trained(self, recipe: Recipe) -> list[Tensor]:
-        """The buffers that a step changes."""
-        changed = [self.theta, self.optimizer_state, self.model_buffers]
-        return [*changed, self.anchor] if recipe.special.moves_anchor else changed
+    first_steps: Tensor  # (L,) the steps in which the first parameters train

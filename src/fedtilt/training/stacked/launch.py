@@ -12,7 +12,7 @@ from fedtilt.compiler import use_private_caches
 from fedtilt.optimizers import Optimizer
 from fedtilt.training.sequential import ConvBlock, SequentialNet
 from fedtilt.training.stacked import conv_kernels, linear_kernels
-from fedtilt.training.stacked.buffers import Buffers
+from fedtilt.training.stacked.buffers import Buffers, Rows
 
 MAX_BATCH_SIZE, MAX_CLASSES, MAX_CHANNELS = 64, 128, 128  # one program processes all of them at once
 DOT_PRECISIONS = {"float32": "tf32x3", "tf32": "tf32", "bfloat16": "bf16"}  # of the operands; sums are float32
@@ -60,14 +60,15 @@ _CONV_TILES = {  # for up to 32, up to 64 and up to 128 channels
 class KernelStep:
     """One training step of all jobs over these buffers, as kernel launches."""
 
-    def __init__(self, net: SequentialNet, optimizer: Optimizer, buffers: Buffers, precision: str) -> None:
+    def __init__(self, net: SequentialNet, optimizer: Optimizer, rows: Rows, buffers: Buffers, precision: str) -> None:
         use_private_caches()
-        self._net, self._optimizer, self._buffers, self._precision = net, optimizer, buffers, precision
-        jobs, device = len(buffers.theta), buffers.theta.device
+        self._net, self._optimizer, self._precision = net, optimizer, precision
+        self._rows, self._buffers, self._jobs = rows, buffers, len(rows.theta)
+        jobs, device = self._jobs, rows.theta.device
         dtype, self._shared_memory = storage_dtype(precision), _shared_memory(device)
         self._second_stream = torch.cuda.Stream(device) if net.blocks and device.type == "cuda" else None
         self._batch_size = buffers.batch_indices.shape[2]
-        self._rows = max(16, triton.next_power_of_2(self._batch_size))
+        self._batch_rows = max(16, triton.next_power_of_2(self._batch_size))
         self._classes = max(16, triton.next_power_of_2(net.layers[-1].out_features))
 
         def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -95,15 +96,15 @@ class KernelStep:
             torch.empty(parts, jobs, block.parameter_count, device=device)
             for parts, block in zip(self._parts, net.blocks, strict=True)
         ]
-        self._has_copy = bool(net.blocks) and dtype != buffers.theta.dtype
+        self._has_copy = bool(net.blocks) and dtype != rows.theta.dtype
         # the parameters of the blocks in the storage type
-        self._weights = torch.empty_like(buffers.theta, dtype=dtype) if self._has_copy else buffers.theta
+        self._weights = torch.empty_like(rows.theta, dtype=dtype) if self._has_copy else rows.theta
 
     def __call__(self, offset: int = 0) -> None:
         """Run step number `first_step + offset`; first_step is on the device."""
         blocks, layers = len(self._net.blocks), len(self._net.layers)
         if offset == 0 and self._has_copy:
-            self._weights.copy_(self._buffers.theta)
+            self._weights.copy_(self._rows.theta)
         for i in range(blocks):
             self._conv_forward(i, offset)
         for i in range(layers - 1):
@@ -145,20 +146,20 @@ class KernelStep:
         }  # fmt: skip
 
     def _update_arguments(self) -> dict[str, Any]:
-        b = self._buffers
+        rows, b = self._rows, self._buffers
         return {
-            "theta": b.theta, "state": b.optimizer_state, "anchor": b.anchor, "anchor_index": b.anchor_index,
+            "theta": rows.theta, "state": rows.optimizer_state, "anchor": rows.anchor, "anchor_index": b.anchor_index,
             "lr": b.lr, "prox": b.prox, "steps": b.steps, "momentum": self._optimizer.momentum,
-            "weight_decay": self._optimizer.weight_decay, "STATE_STRIDE": b.theta.numel(),
+            "weight_decay": self._optimizer.weight_decay, "STATE_STRIDE": rows.theta.numel(),
             "RULE": _update_rule(self._optimizer), "ROW_LENGTH": self._net.row_length,
         }  # fmt: skip
 
     def _linear_tile(self, kernel: str) -> Tile:
-        tile = _LINEAR_TILES[kernel][len(self._buffers.theta) > _FEW_JOBS]
-        if self._rows > 16:  # the tiles were tuned for smaller batches
+        tile = _LINEAR_TILES[kernel][self._jobs > _FEW_JOBS]
+        if self._batch_rows > 16:  # the tiles were tuned for smaller batches
             tile = tile._replace(warps=max(4, tile.warps))
         return _fit_tile(
-            tile, lambda tile: _linear_operand_bytes(kernel, tile, self._rows, self._classes), self._shared_memory
+            tile, lambda tile: _linear_operand_bytes(kernel, tile, self._batch_rows, self._classes), self._shared_memory
         )
 
     def _conv_tile(self, kernel: str, channels: int) -> Tile:
@@ -172,39 +173,39 @@ class KernelStep:
     def _split_positions(self, block: ConvBlock) -> int:
         """The number of parts that a block's positions are split into, so that few jobs still fill the GPU."""
         depth = _weight_grad_depth(block, self._conv_tile("weight_grad", block.out_channels))
-        programs = len(self._buffers.theta) * -(-block.patch_size // depth)
+        programs = self._jobs * -(-block.patch_size // depth)
         max_parts = -(-self._batch_size * block.height * block.width // 256)
         return max(1, min(max_parts, 8, -(-264 // programs)))
 
     def _linear_forward(self, i: int, offset: int) -> None:
-        layer, number, jobs = self._net.layers[i], len(self._net.blocks) + i, len(self._buffers.theta)
+        layer, number = self._net.layers[i], len(self._net.blocks) + i
         tile = self._linear_tile("forward")
-        linear_kernels.linear_forward[(triton.cdiv(layer.out_features, tile.columns), jobs)](
-            theta=self._buffers.theta, source=self._activations[number], out=self._activations[number + 1],
+        linear_kernels.linear_forward[(triton.cdiv(layer.out_features, tile.columns), self._jobs)](
+            theta=self._rows.theta, source=self._activations[number], out=self._activations[number + 1],
             **self._batch_arguments(offset), ROW_LENGTH=self._net.row_length, OFFSET=layer.offset,
             BIAS_OFFSET=layer.bias_offset, IN=layer.in_features, OUT=layer.out_features, FIRST=number == 0,
-            ROWS=self._rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+            ROWS=self._batch_rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
     def _linear_backward(self, i: int, offset: int) -> None:
-        layer, number, jobs = self._net.layers[i], len(self._net.blocks) + i, len(self._buffers.theta)
+        layer, number = self._net.layers[i], len(self._net.blocks) + i
         tile = self._linear_tile("backward")
-        linear_kernels.linear_backward[(triton.cdiv(layer.in_features, tile.columns), jobs)](
+        linear_kernels.linear_backward[(triton.cdiv(layer.in_features, tile.columns), self._jobs)](
             **self._update_arguments(), source=self._activations[number], delta=self._delta[number + 1],
             input_delta=self._delta[number], **self._batch_arguments(offset), OFFSET=layer.offset,
             BIAS_OFFSET=layer.bias_offset, IN=layer.in_features, OUT=layer.out_features, FIRST=number == 0,
-            ROWS=self._rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+            ROWS=self._batch_rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
     def _head(self, offset: int) -> None:
         layer, number = self._net.layers[-1], len(self._net.blocks) + len(self._net.layers) - 1
         b = self._buffers
         tile = self._linear_tile("head after convolution" if number == len(self._net.blocks) > 0 else "head")
-        linear_kernels.head[(len(b.theta),)](
+        linear_kernels.head[(self._jobs,)](
             **self._update_arguments(), tau=b.tilts[1], lam=b.tilts[0], labels=b.y, groups=b.groups[0],
             source=self._activations[number], input_delta=self._delta[number], **self._batch_arguments(offset),
             OFFSET=layer.offset, BIAS_OFFSET=layer.bias_offset, IN=layer.in_features, OUT=layer.out_features,
-            FIRST=number == 0, ROWS=self._rows, CLASSES=self._classes, COLUMNS=tile.columns, num_warps=tile.warps,
+            FIRST=number == 0, ROWS=self._batch_rows, CLASSES=self._classes, COLUMNS=tile.columns, num_warps=tile.warps,
             num_stages=tile.stages,
         )  # fmt: skip
 
@@ -215,29 +216,30 @@ class KernelStep:
         }  # fmt: skip
 
     def _conv_forward(self, i: int, offset: int) -> None:
-        block, jobs = self._net.blocks[i], len(self._buffers.theta)
+        block = self._net.blocks[i]
         tile = self._conv_tile("forward", block.out_channels)
         windows = self._batch_size * block.pooled_size[0] * block.pooled_size[1]
-        conv_kernels.conv_forward[(triton.cdiv(windows, tile.rows), jobs)](
-            theta=self._buffers.theta, weights=self._weights, source=self._activations[i], out=self._activations[i + 1],
+        conv_kernels.conv_forward[(triton.cdiv(windows, tile.rows), self._jobs)](
+            theta=self._rows.theta, weights=self._weights, source=self._activations[i], out=self._activations[i + 1],
             argmax=self._argmax[i], **self._batch_arguments(offset) | self._conv_arguments(block),
             ROW_LENGTH=self._net.row_length, OFFSET=block.offset, PADDING=self._net.padding(i + 1), FIRST=i == 0,
             WINDOWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
     def _unpool(self, i: int) -> None:
-        block, jobs, rows = self._net.blocks[i], len(self._buffers.theta), 16
+        block, rows = self._net.blocks[i], 16
         windows = self._batch_size * block.pooled_size[0] * block.pooled_size[1]
-        conv_kernels.unpool[(triton.cdiv(windows, rows), jobs)](
+        conv_kernels.unpool[(triton.cdiv(windows, rows), self._jobs)](
             delta=self._delta[i + 1], argmax=self._argmax[i], out=self._conv_delta[i], HEIGHT=block.height,
             WIDTH=block.width, OUT=block.out_channels, KERNEL=block.kernel_size, BATCH=self._batch_size, WINDOWS=rows,
             COLUMNS=triton.next_power_of_2(block.out_channels), num_warps=4,
         )  # fmt: skip
 
     def _conv_input_grad(self, i: int) -> None:
-        block, below, jobs = self._net.blocks[i], self._net.blocks[i - 1], len(self._buffers.theta)
+        block, below = self._net.blocks[i], self._net.blocks[i - 1]
         tile = self._conv_tile("input_grad", block.in_channels)
-        conv_kernels.conv_input_grad[(triton.cdiv(self._batch_size * block.height * block.width, tile.rows), jobs)](
+        positions = self._batch_size * block.height * block.width
+        conv_kernels.conv_input_grad[(triton.cdiv(positions, tile.rows), self._jobs)](
             weights=self._weights, below=self._activations[i], argmax=self._argmax[i - 1], delta=self._conv_delta[i],
             out=self._conv_delta[i - 1], **self._conv_arguments(block), ROW_LENGTH=self._net.row_length,
             OFFSET=block.offset, HEIGHT_BELOW=below.height, WIDTH_BELOW=below.width, KERNEL_BELOW=below.kernel_size,
@@ -249,7 +251,7 @@ class KernelStep:
         tile = self._conv_tile("weight_grad", block.out_channels)
         depth = _weight_grad_depth(block, tile)
         precision = {"PRECISION": _WEIGHT_GRAD_PRECISIONS[self._precision]}
-        conv_kernels.conv_weight_grad[(triton.cdiv(block.patch_size, depth) + 1, parts, len(self._buffers.theta))](
+        conv_kernels.conv_weight_grad[(triton.cdiv(block.patch_size, depth) + 1, parts, self._jobs)](
             source=self._activations[i], delta=self._conv_delta[i], grad=self._weight_grad[i],
             **self._batch_arguments(offset) | self._conv_arguments(block) | precision, FIRST=i == 0, PARTS=parts,
             POSITIONS=tile.rows, COLUMNS=tile.columns, DEPTH=depth, num_warps=tile.warps, num_stages=tile.stages,
@@ -257,7 +259,7 @@ class KernelStep:
 
     def _conv_update(self, i: int, offset: int) -> None:
         block, columns = self._net.blocks[i], 1024
-        conv_kernels.conv_update[(triton.cdiv(block.parameter_count, columns), len(self._buffers.theta))](
+        conv_kernels.conv_update[(triton.cdiv(block.parameter_count, columns), self._jobs)](
             **self._update_arguments(), weights=self._weights, grad=self._weight_grad[i],
             first_step=self._buffers.first_step, STEP_OFFSET=offset, OFFSET=block.offset, COUNT=block.parameter_count,
             PARTS=self._parts[i], HAS_COPY=self._has_copy, COLUMNS=columns, num_warps=4,

@@ -221,38 +221,59 @@ def stackable_copy(model: nn.Module) -> nn.Module:
 
 
 class ParameterRows:
-    """Rows with the trained parameters of a model, ordered so that a step reads them as they are.
+    """Rows with the trained parameters of a model, in pieces that a step reads and updates as they are.
 
-    The weights of a convolution lie as its product takes them, (y, x, C, out): otherwise every step would copy them
-    all, and their gradient. Matrices come before vectors and the length is rounded up, so that products are aligned.
+    Every matrix is a piece, and all vectors together are the last one. The weights of a convolution lie as its product
+    takes them, (y, x, C, out): otherwise every step would copy them all, and their gradient. Every piece begins at a
+    multiple of `_ALIGNMENT`, so that products are aligned.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._shapes = {name: p.shape for name, p in trained_parameters(model).items()}
-        self._order = sorted(self._shapes, key=lambda name: len(self._shapes[name]) < 2)
         layers = dict(model.named_modules())
         self._products = {name for name in self._shapes if _is_weight_of_product(layers, name)}
-        sizes = [self._shapes[name].numel() for name in self._order]
-        self._sizes = [*sizes, -sum(sizes) % _ALIGNMENT]
-        self.row_length = sum(self._sizes)  # entries without a parameter are 0
+        vectors = [name for name, shape in self._shapes.items() if len(shape) < 2]
+        matrices = [[name] for name in self._shapes if name not in vectors]
+        self._names = [names for names in (*matrices, vectors) if names]  # by piece
+        self.pieces: list[slice] = []
+        self.row_length = 0  # entries without a parameter are 0
+        for names in self._names:
+            size = sum(self._shapes[name].numel() for name in names)
+            self.pieces.append(slice(self.row_length, self.row_length + size))
+            self.row_length += -(-size // _ALIGNMENT) * _ALIGNMENT
 
-    @functools.cached_property
-    def parameter_index(self) -> Tensor:
-        """The index of each parameter of the model in the row (P,)."""
-        views = self.parameters(torch.arange(self.row_length))
-        return torch.cat([view.flatten() for view in views.values()])
+    def parameters(self, pieces: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Views into the pieces (…, columns) of rows by parameter name, in the order of the model."""
+        views = {}
+        for names, piece in zip(self._names, pieces, strict=True):
+            sizes = [self._shapes[name].numel() for name in names]
+            for name, columns in zip(names, piece.split(sizes, -1), strict=True):
+                views[name] = self._view(name, columns)
+        return {name: views[name] for name in self._shapes}
 
-    def parameters(self, row: Tensor) -> dict[str, Tensor]:
-        """Views into a row (row_length,) by parameter name, in the order of the model."""
-        pieces = dict(zip(self._order, row.split(self._sizes), strict=False))
-        return {name: self._view(name, pieces[name]) for name in self._shapes}
+    def views(self, rows: Tensor) -> list[Tensor]:
+        """The parameters of models in their rows (L, row_length), in the order of the model."""
+        return list(self.parameters([rows[:, columns] for columns in self.pieces]).values())
 
-    def _view(self, name: str, piece: Tensor) -> Tensor:
+    def _view(self, name: str, columns: Tensor) -> Tensor:
         shape = self._shapes[name]
         if name in self._products:
             out, channels, *kernel = shape
-            return piece.reshape(*kernel, channels, out).permute(3, 2, 0, 1)
-        return piece if len(shape) == 1 else piece.reshape(shape)
+            models = range(columns.dim() - 1)
+            order = [len(models) + i for i in (3, 2, 0, 1)]
+            return columns.unflatten(-1, (*kernel, channels, out)).permute(*models, *order)
+        return columns.reshape(*columns.shape[:-1], *shape)
+
+
+def read_models(views: Sequence[Tensor]) -> Tensor:
+    """The vectors (L, P) of models of which these are the parameters, each (L, …)."""
+    return torch.cat([view.flatten(1) for view in views], 1)
+
+
+def write_models(views: Sequence[Tensor], vectors: Tensor) -> None:
+    """Give parameters, each (L, …), the values of the models that are these vectors (L, P)."""
+    for view, values in zip(views, vectors.split([view[0].numel() for view in views], 1), strict=True):
+        view.copy_(values.reshape(view.shape))
 
 
 def _is_weight_of_product(layers: dict[str, nn.Module], name: str) -> bool:

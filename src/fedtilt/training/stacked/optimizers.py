@@ -17,6 +17,15 @@ def state_rows(settings: Optimizer) -> int:
     return 2
 
 
+def clip_gradients(settings: Optimizer, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Gradients of models in pieces (L, columns), none longer than the optimiser allows, as `clip_grad_norm_` does."""
+    if settings.clip_norm is None:
+        return gradients
+    norms = torch.stack([torch.linalg.vector_norm(piece, dim=1) for piece in gradients])
+    factor = (settings.clip_norm / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1)
+    return [piece * factor[:, None] for piece in gradients]
+
+
 def optimizer_step(
     settings: Optimizer, theta: Tensor, gradient: Tensor, state: Sequence[Tensor], lr: Tensor, step: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
@@ -25,14 +34,11 @@ def optimizer_step(
     Args:
         settings: the optimiser
         theta: parameters (L, T)
-        gradient: of the loss and the proximal term (L, T)
+        gradient: of the loss and the proximal term (L, T), clipped
         state: `state_rows` tensors (L, T)
         lr: learning rates (L, 1)
         step: the number of the step (1,), the first is 1
     """
-    if settings.clip_norm is not None:
-        norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-        gradient = gradient * (settings.clip_norm / (norm + 1e-6)).clamp(max=1)  # as nn.utils.clip_grad_norm_
     if settings.weight_decay and settings.name != "adamw":
         gradient = gradient + settings.weight_decay * theta
     if settings.name == "sgd":

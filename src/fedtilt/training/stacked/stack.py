@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from fedtilt import seeds
 from fedtilt.data.inputs import Inputs
-from fedtilt.devices import upload
+from fedtilt.devices import as_rows, upload
 from fedtilt.math.losses import cross_entropy
 from fedtilt.training.local_job import Batches, LocalJob, Trained
 from fedtilt.training.precision import fp32_deterministic
 from fedtilt.training.sequential import SequentialNet
-from fedtilt.training.stacked.buffers import Buffers, Recipe, SpecialSteps
-from fedtilt.training.stacked.layers import ParameterRows
+from fedtilt.training.stacked.buffers import Buffers, Recipe, Rows, SpecialSteps
+from fedtilt.training.stacked.layers import ParameterRows, read_models, write_models
 from fedtilt.training.stacked.optimizers import state_rows
 from fedtilt.training.stacked.vmap_step import VmapStep
 
@@ -150,8 +150,7 @@ class Stack:
 
         self._recipe, self._precision = recipe, precision
         self._net = kernel_net(model, recipe, sizes.sample_shape, sizes.batch_size, device)
-        rows = self._net or ParameterRows(model)
-        self._parameter_index, parameters = rows.parameter_index.to(device), rows.row_length
+        self._layout = layout = self._net or ParameterRows(model)
         jobs, clients, inputs = sizes.jobs, sizes.clients, sizes.inputs
         if self._net is not None:
             from fedtilt.training.stacked.launch import KernelStep, storage_dtype
@@ -163,11 +162,15 @@ class Stack:
         self._integers = zeros(5, -(-jobs // _COLUMN_MULTIPLE) * _COLUMN_MULTIPLE, dtype=torch.long)[:, :jobs]
         prox, lr, utility, anchor_rate = self._numbers
         anchor_index, client_index, steps, dropout_key, first_steps = self._integers
-        self._buffers = b = Buffers(
-            theta=zeros(jobs, parameters),
-            optimizer_state=zeros(state_rows(recipe.optimizer), jobs, parameters),
+        self._rows = Rows(
+            theta=zeros(jobs, layout.row_length),
+            optimizer_state=zeros(state_rows(recipe.optimizer), jobs, layout.row_length),
+            anchor=zeros(jobs, layout.row_length),
+            drift=zeros(jobs, layout.row_length if recipe.special.has_drift else 0),
+            first=zeros(jobs, layout.row_length if recipe.special.has_first else 0),
+        )
+        self._buffers = Buffers(
             model_buffers=zeros(jobs, sizes.model_buffers),
-            anchor=zeros(jobs, parameters),
             anchor_index=anchor_index,
             prox=prox,
             lr=lr,
@@ -180,27 +183,25 @@ class Stack:
             batch_indices=zeros(sizes.batches, clients, sizes.batch_size, dtype=torch.long),
             first_step=zeros(1, dtype=torch.long),
             dropout_key=dropout_key,
-            drift=zeros(jobs, parameters if recipe.special.has_drift else 0),
             utility=utility,
             anchor_rate=anchor_rate,
-            first=zeros(jobs, parameters if recipe.special.has_first else 0),
             first_steps=first_steps,
         )
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by the number of their steps
         self._step: Callable[[int], None] = (
-            VmapStep(model, recipe, b, precision)
+            VmapStep(model, recipe, self._rows, self._buffers, precision)
             if self._net is None
-            else KernelStep(self._net, recipe.optimizer, b, precision)
+            else KernelStep(self._net, recipe.optimizer, self._rows, self._buffers, precision)
         )
 
     def train(self, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> list[Trained]:
         """Train these jobs, which have the sizes and the recipe of the stack."""
         self._load(jobs, batches)
         self._run(max(self._steps(jobs, batches)))
-        b, none = self._buffers, [None] * len(jobs)
-        theta = b.theta[:, self._parameter_index].unbind()
-        model_buffers = b.model_buffers.clone().unbind() if self._recipe.trains_buffers else none
-        anchors = b.anchor[:, self._parameter_index].unbind() if self._recipe.special.moves_anchor else none
+        rows, views, none = self._rows, self._layout.views, [None] * len(jobs)
+        theta = read_models(views(rows.theta)).unbind()
+        model_buffers = self._buffers.model_buffers.clone().unbind() if self._recipe.trains_buffers else none
+        anchors = read_models(views(rows.anchor)).unbind() if self._recipe.special.moves_anchor else none
         return [Trained(*result) for result in zip(theta, model_buffers, anchors, strict=True)]
 
     def _steps(self, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> list[int]:
@@ -209,7 +210,7 @@ class Stack:
 
     def _load(self, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> None:
         """Fill the buffers for one round."""
-        b = self._buffers
+        rows, b = self._rows, self._buffers
         clients = list({id(data): data for data in batches}.values())
         client_row = {id(data): i for i, data in enumerate(clients)}
         shares_anchors = not self._recipe.special.moves_anchor
@@ -233,13 +234,13 @@ class Stack:
             (b.tilts, [job.tilts for job in jobs]),
         ):
             target.copy_(upload(torch.tensor(values, dtype=target.dtype), target.device).T)
-        self._load_models(b.theta, [job.start for job in jobs])
-        self._load_models(b.anchor[: len(anchors)], list(anchors.values()))
+        self._load_models(rows.theta, [job.start for job in jobs])
+        self._load_models(rows.anchor[: len(anchors)], list(anchors.values()))
         if self._recipe.special.has_drift:
-            self._load_models(b.drift, [cast(Tensor, job.drift) for job in jobs])
+            self._load_models(rows.drift, [cast(Tensor, job.drift) for job in jobs])
         if self._recipe.special.has_first:
-            self._load_models(b.first, [cast(Tensor, job.first) for job in jobs])
-        b.optimizer_state.zero_()
+            self._load_models(rows.first, [cast(Tensor, job.first) for job in jobs])
+        rows.optimizer_state.zero_()
         if self._recipe.trains_buffers:
             torch.stack([cast(Tensor, job.buffers) for job in jobs], out=b.model_buffers)
         self._load_samples(clients, jobs[0])
@@ -263,16 +264,16 @@ class Stack:
         """Models by row; those that are one tensor, as the received model is, are rearranged once."""
         distinct = {id(model): model for model in models}
         if len(distinct) == len(models):
-            rows[:, self._parameter_index] = torch.stack(list(models))
+            write_models(self._layout.views(rows), as_rows(models))
             return
         arranged = rows.new_zeros(len(distinct), rows.shape[1])
-        arranged[:, self._parameter_index] = torch.stack(list(distinct.values()))
+        write_models(self._layout.views(arranged), as_rows(list(distinct.values())))
         number = {key: i for i, key in enumerate(distinct)}
         index = upload(torch.tensor([number[id(model)] for model in models]), rows.device)
         torch.index_select(arranged, 0, index, out=rows)
 
     def _run(self, steps: int) -> None:
-        device = self._buffers.theta.device
+        device = self._rows.theta.device
         if device.type != "cuda":
             for offset in range(steps):
                 self._step(offset)
@@ -287,7 +288,7 @@ class Stack:
         """These many steps as a CUDA graph, captured once; the buffers are unchanged afterwards."""
         if count not in self._graphs:
             b = self._buffers
-            with fp32_deterministic(b.theta.device, tf32=self._precision == "tf32"), warnings.catch_warnings():
+            with fp32_deterministic(b.y.device, tf32=self._precision == "tf32"), warnings.catch_warnings():
                 # inductor advises to allow TF32; here `precision` decides
                 warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._inductor")
                 if not self._graphs:
@@ -303,7 +304,9 @@ class Stack:
 
     def _warm_up(self) -> None:
         """Run a few steps, which compiles them, and undo them."""
-        changed = self._buffers.trained(self._recipe)
+        changed = [self._rows.theta, self._rows.optimizer_state, self._buffers.model_buffers]
+        if self._recipe.special.moves_anchor:
+            changed.append(self._rows.anchor)
         before = [t.clone() for t in changed]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())

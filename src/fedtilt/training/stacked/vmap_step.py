@@ -1,7 +1,7 @@
 """The training step of any model: autograd over a batch of models, compiled by torch on CUDA."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,11 +18,11 @@ from fedtilt.models import functional_logits, trained_parameters
 from fedtilt.training.local_job import MIN_UTILITY
 from fedtilt.training.precision import autocast
 from fedtilt.training.stacked.batch_norm import Constants, PaddedBatchNorms
-from fedtilt.training.stacked.buffers import Buffers, Recipe
+from fedtilt.training.stacked.buffers import Buffers, Piece, Recipe, Rows
 from fedtilt.training.stacked.compilation import compile_function
 from fedtilt.training.stacked.functions import batched_functions
 from fedtilt.training.stacked.layers import ParameterRows, stackable_copy
-from fedtilt.training.stacked.optimizers import optimizer_step
+from fedtilt.training.stacked.optimizers import clip_gradients, optimizer_step
 
 _OF_BATCH_NORMS = "."  # begins the names of their constants, and no name in a model
 _CLASS_WEIGHTS = ".class weights"  # of the loss, which a CUDA graph cannot copy to the device
@@ -34,7 +34,7 @@ class StackedGradient:
     def __init__(self, model: nn.Module, recipe: Recipe, device: torch.device, precision: str) -> None:
         self._net = net = stackable_copy(model).to(device).train()
         self._recipe, self._device, self._precision = recipe, device, precision
-        self._rows = ParameterRows(model)
+        self.rows = ParameterRows(model)
         changing = {*trained_parameters(net), *(recipe.buffer_names if recipe.trains_buffers else ())}
         tensors = {name: t.detach() for name, t in [*net.named_parameters(), *net.named_buffers()]}
         self.constants = {name: t for name, t in tensors.items() if name not in changing}
@@ -52,16 +52,16 @@ class StackedGradient:
         self.mask_shapes: list[tuple[int, ...]] = []  # of the dropout masks of the last call
         self._batched = vmap(grad(self._loss, argnums=2, has_aux=True), in_dims=(None, None, *(0,) * 9))
 
-    def __call__(self, step: Tensor, constants: Mapping[str, Tensor], *of_models: Any) -> tuple[Tensor, Tensor]:
-        """Gradients (L, T) and buffers (L, B) of a step, counted from 1, on a batch for every model: see `Buffers`."""
+    def __call__(self, step: Tensor, constants: Mapping[str, Tensor], *of_models: Any) -> tuple[list[Tensor], Tensor]:
+        """Gradients by pieces of `rows`, and buffers (L, B), of a step, counted from 1, on a batch for every model."""
         with batched_functions() as self._masks:
             result = self._batched(step, constants, *of_models)
             self.mask_shapes = self._masks.shapes
             return result
 
     def _loss(
-        self, step: Tensor, constants: Mapping[str, Tensor], theta: Tensor, model_buffers: Tensor, x: Inputs, y: Tensor,
-        groups: Tensor, weights: Tensor, tilts: Tensor, utility: Tensor, dropout_key: Tensor,
+        self, step: Tensor, constants: Mapping[str, Tensor], theta: Sequence[Tensor], model_buffers: Tensor, x: Inputs,
+        y: Tensor, groups: Tensor, weights: Tensor, tilts: Tensor, utility: Tensor, dropout_key: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Of one model: a sum that has the gradient of the client's loss, and the next buffers."""
         tensors, loss = dict(constants), self._recipe.loss
@@ -72,7 +72,7 @@ class StackedGradient:
             self._batch_norms.start(weights)
         self._masks.start(dropout_key, step)
         with autocast(self._device, self._precision):
-            outputs = functional_logits(self._net, tensors | self._rows.parameters(theta), x)
+            outputs = functional_logits(self._net, tensors | self.rows.parameters(theta), x)
         if self._batch_norms is not None:
             model_buffers = self._batch_norms.next_buffers(model_buffers, norm_constants)
         losses = loss(outputs.float(), y)
@@ -89,12 +89,15 @@ class VmapStep:
     """One training step of all jobs over these buffers, by autograd."""
 
     def __init__(
-        self, model: nn.Module, recipe: Recipe, buffers: Buffers, precision: str, *, compiled: bool | None = None
-    ) -> None:
-        device = buffers.theta.device
+        self, model: nn.Module, recipe: Recipe, rows: Rows, buffers: Buffers, precision: str, *,
+        compiled: bool | None = None,
+    ) -> None:  # fmt: skip
+        device = rows.theta.device
         self._optimizer, self._special, self._buffers = recipe.optimizer, recipe.special, buffers
-        self._tensors, self._layout = tree_flatten(buffers)  # inputs may be a dictionary
         self._gradient = StackedGradient(model, recipe, device, precision)
+        # a gradient in one row would be copied together, and read again
+        pieces = [Piece.of(rows, columns) for columns in self._gradient.rows.pieces]
+        self._tensors, self._layout = tree_flatten((pieces, buffers))  # inputs may be a dictionary
         # recurrent layers have a few operations for every step of a sequence: too many to compile
         is_recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.modules())
         self._compiled = device.type == "cuda" and not is_recurrent if compiled is None else compiled
@@ -123,7 +126,7 @@ class VmapStep:
 
     def _run(self, number: Tensor, *tensors: Tensor) -> None:
         count = len(self._tensors)
-        b: Buffers = tree_unflatten(tensors[:count], self._layout)
+        pieces, b = cast(tuple[list[Piece], Buffers], tree_unflatten(tensors[:count], self._layout))
         constants = dict(zip(self._gradient.constants, tensors[count:], strict=True))
         special = self._special
         batch = number if special.repeats == 1 else number // special.repeats
@@ -132,23 +135,26 @@ class VmapStep:
         x = tree_map(lambda t: t[rows][b.client_index], b.x)
         y, weights = (t[b.client_index] for t in (b.y[rows], (index >= 0).float()))
         groups = torch.stack([codes[rows][b.client_index] for codes in b.groups.unbind()], 1)
-        gradient, model_buffers = self._gradient(
-            number[0] + 1, constants, b.theta, b.model_buffers, x, y, groups, weights, b.tilts.T, b.utility,
-            b.dropout_key,
+        gradients, model_buffers = self._gradient(
+            number[0] + 1, constants, [piece.theta for piece in pieces], b.model_buffers, x, y, groups, weights,
+            b.tilts.T, b.utility, b.dropout_key,
         )  # fmt: skip
-        gradient = gradient + b.prox[:, None] * (b.theta - b.anchor[b.anchor_index])
-        if special.has_drift:
-            gradient = gradient + b.drift
-        theta, state = optimizer_step(
-            self._optimizer, b.theta, gradient, b.optimizer_state.unbind(), b.lr[:, None], number + 1
-        )
-        if special.has_first:
-            trains = (b.first > 0) == (number < b.first_steps)[:, None]
-            theta = torch.where(trains, theta, b.theta)
+        for i, piece in enumerate(pieces):
+            gradients[i] = gradients[i] + b.prox[:, None] * (piece.theta - piece.anchor[b.anchor_index])
+            if special.has_drift:
+                gradients[i] = gradients[i] + piece.drift
+        old, new = [b.model_buffers], [model_buffers]
+        for piece, gradient in zip(pieces, clip_gradients(self._optimizer, gradients), strict=True):
+            theta, state = optimizer_step(
+                self._optimizer, piece.theta, gradient, piece.optimizer_state, b.lr[:, None], number + 1
+            )
+            if special.has_first:
+                trains = (piece.first > 0) == (number < b.first_steps)[:, None]
+                theta = torch.where(trains, theta, piece.theta)
+            old, new = [*old, piece.theta, *piece.optimizer_state], [*new, theta, *state]
+            if special.moves_anchor:  # every job has an anchor of its own
+                rate = b.anchor_rate * ((number + 1) % special.repeats == 0)
+                old, new = [*old, piece.anchor], [*new, piece.anchor + rate[:, None] * (theta - piece.anchor)]
         active = (number < b.steps)[:, None]  # a job that is done does not change
-        old, new = [b.theta, b.model_buffers, *b.optimizer_state.unbind()], [theta, model_buffers, *state]
-        if special.moves_anchor:  # every job has an anchor of its own
-            rate = b.anchor_rate * ((number + 1) % special.repeats == 0)
-            old, new = [*old, b.anchor], [*new, b.anchor + rate[:, None] * (theta - b.anchor)]
         for value, next_value in zip(old, new, strict=True):
             value.copy_(torch.where(active, next_value, value))
