@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 
 import fedtilt as ft
+from fedtilt import seeds
 from fedtilt.attacks.attack import AttackedFederation
 from fedtilt.devices import as_rows, upload
 from fedtilt.executors.client_batches import BatchSettings
 from fedtilt.executors.in_process import ClientTraining, InProcessExecutor
 from fedtilt.models import parameters_to_vector
-from fedtilt.training import LocalJob
+from fedtilt.training import LocalJob, stacked
 
 CPU = torch.device("cpu")
 SETTINGS = BatchSettings(seed=3, epochs=2, batch_size=9, last_batch="even")
@@ -82,10 +83,17 @@ def test_batches_made_ahead_are_used_if_they_are_those_of_the_round(monkeypatch:
         round: {client: [job if round != 3 else replace(job, epochs=1)] for client in clients}
         for round, clients in rounds.items()
     }
-    results = []
+    results, loaded = [], []
     for selected in (None, planned.__getitem__):
         executor = InProcessExecutor(training, CPU, "float32", selected=selected)
-        results.append([dict(executor.train(round, jobs)) for round, jobs in jobs_of.items()])
+        results.append([])
+        for round, jobs in jobs_of.items():
+            results[-1].append(dict(executor.train(round, jobs)))
+            loaded.append([data.key for stack in stacked._stacks.values() for data in stack._loaded[1]])
+        executor.close()
+    dropout_keys = [[seeds.key(SETTINGS.seed, "dropout", round=r, client=c) for c in planned[r]] for r in (2, 3, 4)]
+    # round 4 would be trained in the stack of shorter jobs, which has just trained; nothing follows it
+    assert loaded == [[], [], [], [], *dropout_keys, []]
     assert made[:4] == list(rounds.items())
     # round 2 was made ahead; round 3 for longer jobs, and round 4 for another client: made again
     assert made[4:] == [(1, [0, 4]), (2, [1, 2]), (3, [5, 6]), (3, [5, 6]), (4, [7, 8]), (4, [0, 8]), (5, [])]

@@ -22,7 +22,7 @@ from fedtilt.training.stacked import compilation, compiler_processes, graph_part
 from fedtilt.training.stacked.compilation import lift_constants, simplify
 from fedtilt.training.stacked.compiler_processes import CompilerProcesses
 from fedtilt.training.stacked.compiler_worker import graph_from_text, graph_text
-from fedtilt.training.stacked.layers import ParameterRows, read_models, write_models
+from fedtilt.training.stacked.layers import ParameterRows, parameter_index, read_models
 from fedtilt.training.stacked.vmap_step import VmapStep
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
 
@@ -489,7 +489,7 @@ def test_parameter_rows() -> None:
     # three matrices and 23 numbers of vectors; each begins at a multiple of 64
     assert rows.pieces == [slice(0, 108), slice(128, 290), slice(320, 335), slice(384, 407)]
     vector, row = models.parameters_to_vector(model), torch.zeros(1, rows.row_length)
-    write_models(rows.views(row), vector[None])
+    row[:, parameter_index(rows, row.device)] = vector
     assert row.count_nonzero() == vector.count_nonzero()
     assert torch.equal(read_models(rows.views(row))[0], vector)
     parameters = rows.parameters([row[0, columns] for columns in rows.pieces])

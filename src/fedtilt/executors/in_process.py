@@ -84,7 +84,7 @@ class InProcessExecutor:
         self._federation, self._model, self._device = training.federation.to(device), training.model, device
         self._batch_settings = training.batch_settings
         self._stack_size = stack_size if training.backend == "stacked" else 1
-        self._train = partial(BACKENDS[training.backend], precision=precision)
+        self._train, self._precision = partial(BACKENDS[training.backend], precision=precision), precision
 
     def train(self, round: int, jobs: dict[int, list[LocalJob]]) -> Iterator[tuple[int, list[Trained]]]:
         """Train all jobs; with the stacked backend, the clients of a stack are yielded at its end."""
@@ -108,7 +108,7 @@ class InProcessExecutor:
         return self._batch_settings.of_clients(self._federation, round, jobs, self._device)
 
     def _prefetch(self, round: int, jobs: Mapping[int, Sequence[LocalJob]], batches: Mapping[int, Batches]) -> None:
-        """Make the batches of a round as if its jobs were as long as these; if they are not, they are made again."""
+        """Make and load the batches of a round as if its jobs were as these; if they are not, they are made again."""
         size = sum(byte_count(data.x) for data in batches.values())
         if self._selected is None or size > _MAX_PREFETCHED_BYTES:
             return
@@ -116,6 +116,9 @@ class InProcessExecutor:
         coming = dict.fromkeys(self._selected(round), like)
         made = self._batch_settings.of_clients(self._federation, round, coming, self._device)
         self._prefetched = _needs(round, coming), made
+        stacked.load_ahead(
+            self._model, [*like] * len(coming), [made[client] for client in coming for _ in like], self._precision
+        )
 
     def close(self) -> None:
         """Release the buffers of the stacked backend."""

@@ -7,7 +7,6 @@ graph and replayed. The number of the step is on the device, so nothing synchron
 """
 
 import copy
-import functools
 import importlib.util
 import os
 import shutil
@@ -30,7 +29,7 @@ from fedtilt.training.local_job import Batches, LocalJob, Trained
 from fedtilt.training.stacked.batch_norm import BATCH_NORMS
 from fedtilt.training.stacked.buffers import Recipe
 from fedtilt.training.stacked.functions import batched_functions
-from fedtilt.training.stacked.layers import stackable_copy, write_models
+from fedtilt.training.stacked.layers import parameter_index, stackable_copy
 from fedtilt.training.stacked.recurrent import unroll_reason
 from fedtilt.training.stacked.stack import Stack, StackSizes, places_of_batches
 from fedtilt.training.stacked.vmap_step import StackedGradient
@@ -39,6 +38,7 @@ __all__ = [
     "batched_functions",
     "can_stack",
     "clear_cache",
+    "load_ahead",
     "special_reason",
     "stackable_copy",
     "train",
@@ -138,9 +138,9 @@ def _step_of_two_jobs(
     """
     device = next(model.parameters()).device
     step = StackedGradient(model, recipe, device, "float32")
-    theta = torch.zeros(1, step.rows.row_length, device=device)
-    write_models(step.rows.views(theta), parameters_to_vector(model)[None])
-    buffers = buffers_to_vector(model, recipe.buffer_names) if recipe.trains_buffers else theta[0, :0]
+    theta = torch.zeros(step.rows.row_length, device=device)
+    theta[parameter_index(step.rows, device)] = parameters_to_vector(model).to(theta)
+    buffers = buffers_to_vector(model, recipe.buffer_names) if recipe.trains_buffers else theta[:0]
     index = torch.tensor(rows, device=device)
     sample = to_device(sample, device)
     other = tree_map(lambda t: t / 2 if t.is_floating_point() else torch.full_like(t, t.max()), sample)
@@ -148,7 +148,7 @@ def _step_of_two_jobs(
     y = zeros if target is None else target.to(device)[zeros]
     weights = (torch.arange(len(rows), device=device) < 2).float()
     groups, tilts = zeros.expand(len(recipe.groups), len(rows)), theta.new_ones(len(recipe.groups) + 1)
-    pieces = [theta[0, columns] for columns in step.rows.pieces]
+    pieces = [theta[columns] for columns in step.rows.pieces]
     of_a_job = pieces, buffers, x, y, groups, weights, tilts, weights[0], zeros[0]
     gradients, _ = step(zeros[0], step.constants, *tree_map(lambda t: t.expand(2, *t.shape), of_a_job))
     return torch.cat(gradients, 1), step.mask_shapes
@@ -216,11 +216,31 @@ def _train_together(
 def _train_stack(
     model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches], precision: str
 ) -> list[Trained]:
-    recipe = Recipe.of(jobs[0])
-    if recipe.trains_buffers:
+    if jobs[0].buffers is not None:
         _check_single_samples(model, batches)
-    sizes = StackSizes.of(jobs, batches)
-    return _cached_stack(model, recipe, sizes, jobs[0].start.device, precision).train(jobs, batches)
+    key = _stack_key(model, jobs, batches, precision)
+    stack = _stacks.pop(key, None) or Stack(*key)
+    _stacks[key] = stack
+    if len(_stacks) > _MAX_STACKS:
+        del _stacks[next(iter(_stacks))]
+    return stack.train(jobs, batches)
+
+
+def load_ahead(model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches], precision: str) -> None:
+    """Load the batches of the next round, whose jobs may be like these, while the device still trains this one.
+
+    If its jobs or batches turn out to be others, those are loaded then.
+    """
+    if jobs and all(data.augmentation is None for data in batches):
+        stack = _stacks.get(_stack_key(model, jobs, batches, precision))
+        if stack is not None:
+            stack.load_samples(jobs, batches)
+
+
+def _stack_key(
+    model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches], precision: str
+) -> tuple[nn.Module, Recipe, StackSizes, torch.device, str]:
+    return model, Recipe.of(jobs[0]), StackSizes.of(jobs, batches), jobs[0].start.device, precision
 
 
 def _check_single_samples(model: nn.Module, batches: Sequence[Batches]) -> None:
@@ -235,10 +255,11 @@ def _check_single_samples(model: nn.Module, batches: Sequence[Batches]) -> None:
 _jobs_in_memory: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
 # A run needs one set of sizes per recipe and length, and one more where the last group of clients is smaller.
-_cached_stack = functools.lru_cache(maxsize=8)(Stack)
+_MAX_STACKS = 8
+_stacks: dict[tuple[nn.Module, Recipe, StackSizes, torch.device, str], Stack] = {}  # what was used last is last
 
 
 def clear_cache() -> None:
     """Free all buffers and CUDA graphs."""
-    _cached_stack.cache_clear()
+    _stacks.clear()
     places_of_batches.cache_clear()

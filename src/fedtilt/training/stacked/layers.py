@@ -7,7 +7,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -265,15 +265,27 @@ class ParameterRows:
         return columns.reshape(*columns.shape[:-1], *shape)
 
 
+class Layout(Protocol):
+    """How the parameters of a model lie in a row: `ParameterRows`, or a `SequentialNet`."""
+
+    @property
+    def row_length(self) -> int:
+        """Numbers in a row; those without a parameter are 0."""
+        ...
+
+    def views(self, rows: Tensor) -> list[Tensor]:
+        """The parameters of models in their rows (L, row_length), in the order of the model."""
+        ...
+
+
 def read_models(views: Sequence[Tensor]) -> Tensor:
     """The vectors (L, P) of models of which these are the parameters, each (L, …)."""
     return torch.cat([view.flatten(1) for view in views], 1)
 
 
-def write_models(views: Sequence[Tensor], vectors: Tensor) -> None:
-    """Give parameters, each (L, …), the values of the models that are these vectors (L, P)."""
-    for view, values in zip(views, vectors.split([view[0].numel() for view in views], 1), strict=True):
-        view.copy_(values.reshape(view.shape))
+def parameter_index(layout: Layout, device: torch.device) -> Tensor:
+    """Where the parameters of a model (P,) are in its row."""
+    return read_models(layout.views(torch.arange(layout.row_length)[None]))[0].to(device)
 
 
 def _is_weight_of_product(layers: dict[str, nn.Module], name: str) -> bool:

@@ -18,7 +18,7 @@ from fedtilt.training.local_job import Batches, LocalJob, Trained
 from fedtilt.training.precision import fp32_deterministic
 from fedtilt.training.sequential import SequentialNet
 from fedtilt.training.stacked.buffers import Buffers, Recipe, Rows, SpecialSteps
-from fedtilt.training.stacked.layers import ParameterRows, read_models, write_models
+from fedtilt.training.stacked.layers import ParameterRows, parameter_index, read_models
 from fedtilt.training.stacked.optimizers import state_rows
 from fedtilt.training.stacked.vmap_step import VmapStep
 
@@ -151,6 +151,7 @@ class Stack:
         self._recipe, self._precision = recipe, precision
         self._net = kernel_net(model, recipe, sizes.sample_shape, sizes.batch_size, device)
         self._layout = layout = self._net or ParameterRows(model)
+        self._parameter_index = parameter_index(layout, device)
         jobs, clients, inputs = sizes.jobs, sizes.clients, sizes.inputs
         if self._net is not None:
             from fedtilt.training.stacked.launch import KernelStep, storage_dtype
@@ -158,9 +159,10 @@ class Stack:
             inputs = ((_ONE_TENSOR, (self._net.sample_size,), storage_dtype(precision)),)
         x = {name: zeros(clients, sizes.samples, *shape, dtype=dtype) for name, shape, dtype in inputs}
         # the columns of all jobs, in two tensors that are loaded at once; a column is aligned as a tensor of its own
-        self._numbers = zeros(4, -(-jobs // _COLUMN_MULTIPLE) * _COLUMN_MULTIPLE)[:, :jobs]
-        self._integers = zeros(5, -(-jobs // _COLUMN_MULTIPLE) * _COLUMN_MULTIPLE, dtype=torch.long)[:, :jobs]
-        prox, lr, utility, anchor_rate = self._numbers
+        length, levels = -(-jobs // _COLUMN_MULTIPLE) * _COLUMN_MULTIPLE, len(recipe.groups)
+        self._numbers = zeros(5 + levels, length)[:, :jobs]
+        self._integers = zeros(5, length, dtype=torch.long)[:, :jobs]
+        prox, lr, utility, anchor_rate = self._numbers[:4]
         anchor_index, client_index, steps, dropout_key, first_steps = self._integers
         self._rows = Rows(
             theta=zeros(jobs, layout.row_length),
@@ -174,12 +176,12 @@ class Stack:
             anchor_index=anchor_index,
             prox=prox,
             lr=lr,
-            tilts=zeros(len(recipe.groups) + 1, jobs),
+            tilts=self._numbers[4:],
             client_index=client_index,
             steps=steps,
             x=x.get(_ONE_TENSOR, x),
             y=zeros(clients, sizes.samples, *sizes.target_shape, dtype=sizes.target_type),
-            groups=zeros(len(recipe.groups), clients, sizes.samples, dtype=torch.long),
+            groups=zeros(levels, clients, sizes.samples, dtype=torch.long),
             batch_indices=zeros(sizes.batches, clients, sizes.batch_size, dtype=torch.long),
             first_step=zeros(1, dtype=torch.long),
             dropout_key=dropout_key,
@@ -187,6 +189,7 @@ class Stack:
             anchor_rate=anchor_rate,
             first_steps=first_steps,
         )
+        self._loaded: tuple[int, list[Batches]] = 0, []  # steps and clients of the samples, until they are trained on
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by the number of their steps
         self._step: Callable[[int], None] = (
             VmapStep(model, recipe, self._rows, self._buffers, precision)
@@ -217,7 +220,7 @@ class Stack:
         anchor_of = [id(job.anchor) if shares_anchors else i for i, job in enumerate(jobs)]
         anchors = {key: job.anchor for key, job in zip(anchor_of, jobs, strict=True)}
         anchor_row = {key: i for i, key in enumerate(anchors)}
-        numbers = [(job.prox, job.lr, job.utility, job.anchor_rate) for job in jobs]
+        numbers = [(job.prox, job.lr, job.utility, job.anchor_rate, *job.tilts) for job in jobs]
         integers = [
             (
                 anchor_row[key],
@@ -228,11 +231,7 @@ class Stack:
             )
             for job, data, key, steps in zip(jobs, batches, anchor_of, self._steps(jobs, batches), strict=True)
         ]
-        for target, values in (
-            (self._numbers, numbers),
-            (self._integers, integers),
-            (b.tilts, [job.tilts for job in jobs]),
-        ):
+        for target, values in ((self._numbers, numbers), (self._integers, integers)):
             target.copy_(upload(torch.tensor(values, dtype=target.dtype), target.device).T)
         self._load_models(rows.theta, [job.start for job in jobs])
         self._load_models(rows.anchor[: len(anchors)], list(anchors.values()))
@@ -243,31 +242,37 @@ class Stack:
         rows.optimizer_state.zero_()
         if self._recipe.trains_buffers:
             torch.stack([cast(Tensor, job.buffers) for job in jobs], out=b.model_buffers)
-        self._load_samples(clients, jobs[0])
-        steps = max(data.steps(job) for job, data in zip(jobs, batches, strict=True))
-        b.batch_indices[:steps] = _batch_indices(clients, steps, b.batch_indices.shape[2], b.batch_indices.device)
+        self.load_samples(jobs, batches)
+        self._loaded = 0, []
         b.first_step.zero_()
 
-    def _load_samples(self, clients: Sequence[Batches], job: LocalJob) -> None:
-        """The samples of every client; all jobs have the levels of groups of this one."""
-        b = self._buffers
+    def load_samples(self, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> None:
+        """Load what jobs train on, unless it was the last that was loaded: see `stacked.load_ahead`."""
+        b, clients = self._buffers, list({id(data): data for data in batches}.values())
+        steps = max(data.steps(job) for job, data in zip(jobs, batches, strict=True))
+        if self._loaded[0] == steps and list(map(id, self._loaded[1])) == list(map(id, clients)):
+            return
+        self._loaded = 0, []
+        b.batch_indices[:steps] = _batch_indices(clients, steps, b.batch_indices.shape[2], b.batch_indices.device)
         places = seeds.owners_and_positions([len(data.y) for data in clients], b.y.device)  # in (C, samples)
         for name, target in _named(b.x).items():
             samples = torch.cat([_named(data.x)[name] for data in clients])
             samples = samples if self._net is None else self._net.sample_rows(samples)
             target[places] = samples.to(target.dtype)
         b.y[places] = torch.cat([data.y for data in clients])
-        for codes, groups in zip(b.groups, zip(*(data.groups_of(job) for data in clients), strict=True), strict=True):
+        of_levels = zip(*(data.groups_of(jobs[0]) for data in clients), strict=True)  # all jobs have the same levels
+        for codes, groups in zip(b.groups, of_levels, strict=True):
             codes[places] = torch.cat(groups)
+        self._loaded = steps, clients
 
     def _load_models(self, rows: Tensor, models: Sequence[Tensor]) -> None:
         """Models by row; those that are one tensor, as the received model is, are rearranged once."""
         distinct = {id(model): model for model in models}
         if len(distinct) == len(models):
-            write_models(self._layout.views(rows), as_rows(models))
+            rows[:, self._parameter_index] = as_rows(models)
             return
         arranged = rows.new_zeros(len(distinct), rows.shape[1])
-        write_models(self._layout.views(arranged), as_rows(list(distinct.values())))
+        arranged[:, self._parameter_index] = as_rows(list(distinct.values()))
         number = {key: i for i, key in enumerate(distinct)}
         index = upload(torch.tensor([number[id(model)] for model in models]), rows.device)
         torch.index_select(arranged, 0, index, out=rows)
