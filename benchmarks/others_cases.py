@@ -97,7 +97,7 @@ CASES = {
     "pfl-cifar10": Case(
         title="pfl-research, CIFAR-10 IID: 1,000 clients of 50 images, 50 a round, CNN with Dropout",
         model=PflCnn, clients=1000, selected=50, samples=50, epochs=1, batch_size=10, lr=0.1, rounds=1500, timed=1500,
-        eval_every=10, test=10_000, peers=("pfl",), peer_rounds=4,
+        eval_every=10, test=10_000, peers=("pfl",), peer_rounds=10,
         published="pfl-research 0.4 on one A100: see its paper, arXiv 2404.06430, Table 1",
     ),
     "pfl-stackoverflow": Case(

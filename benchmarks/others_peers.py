@@ -3,6 +3,7 @@
 import importlib.util
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,13 @@ def measure_peer(name: str, case: Case) -> dict[str, Any]:
     """Seconds of the first round, and of one of those that follow."""
     data = random_data(case)
     assert isinstance(data.x_train, Tensor)
+    assert isinstance(data.x_test, Tensor)
     x = data.x_train if case.tokens else as_input(data.x_train)
     rng = torch.Generator().manual_seed(0)
     parts = torch.randperm(len(x), generator=rng).split(case.samples)
     users = [(x[rows].to(case.device), data.y_train[rows].to(case.device)) for rows in parts]
+    x_test = data.x_test if case.tokens else as_input(data.x_test)
+    test = [x_test.to(case.device), data.y_test.to(case.device)]
     times = [time.perf_counter()]
 
     def note_time(_: int, net: nn.Module) -> None:
@@ -37,7 +41,7 @@ def measure_peer(name: str, case: Case) -> dict[str, Any]:
             torch.cuda.synchronize()
         times.append(time.perf_counter())
 
-    run = {"pfl": run_pfl, "Flower": run_flower}[name]
+    run = {"pfl": partial(run_pfl, test=test), "Flower": run_flower}[name]
     run(case, users, case.peer_rounds + 1, note_time)
     start, first, *_ = times
     return {"first_round_seconds": first - start, "round_seconds": (times[-1] - first) / case.peer_rounds}
@@ -53,13 +57,18 @@ def _loss(case: Case, outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def run_pfl(
-    case: Case, users: Users, rounds: int, after_round: Callable[[int, nn.Module], None], seed: int = 0
-) -> None:
-    """Run pfl's FederatedAveraging; `after_round` is called with the round, from 0, and the shared model."""
+    case: Case, users: Users, rounds: int, after_round: Callable[[int, nn.Module], None], seed: int = 0,
+    test: Sequence[Tensor] | None = None,
+) -> None:  # fmt: skip
+    """Run pfl's FederatedAveraging; `after_round` is called with the round, from 0, and the shared model.
+
+    The test samples and labels are evaluated as often as the case asks for, all at once.
+    """
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
     from pfl.callback.base import TrainingProcessCallback
+    from pfl.callback.central_evaluation import CentralEvaluationCallback
     from pfl.data.dataset import Dataset
     from pfl.data.federated_dataset import FederatedDataset
     from pfl.hyperparam import NNTrainHyperParams
@@ -93,6 +102,9 @@ def run_pfl(
         lambda: np.random.randint(len(users)),  # noqa: NPY002
     )
     net = Net().to(case.device)
+    callbacks: list[Any] = [AfterRound()]
+    if test is not None:
+        callbacks.insert(0, CentralEvaluationCallback(Dataset(test), frequency=case.eval_every))
     is_adam = "server_optimizer" in case.settings
     central = (torch.optim.Adam if is_adam else torch.optim.SGD)(net.parameters(), lr=0.1 if is_adam else 1.0)
     FederatedAveraging().run(
@@ -105,7 +117,7 @@ def run_pfl(
         NNTrainHyperParams(
             local_num_epochs=case.epochs, local_learning_rate=case.lr, local_batch_size=case.batch_size
         ),
-        callbacks=[AfterRound()],
+        callbacks=callbacks,
         send_metrics_to_platform=False,
     )  # fmt: skip
 

@@ -21,12 +21,14 @@ from fedtilt import seeds
 from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.initial_model import initial_model
 from fedtilt.engine.settings import TrainSettings
+from fedtilt.errors import Diverged
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import compute_metrics
 from fedtilt.executors import forked
+from fedtilt.methods import Aggregator, ServerRound
 from fedtilt.models import parameters_to_vector, vector_to_parameters
 from fedtilt.simulation.simulator import merge_equal
-from fedtilt.state import ClientState, ServerState
+from fedtilt.state import ClientState, ServerState, Slot
 from fedtilt.training.stacked import stackable_copy
 
 TRAIN = {"rounds": 3, "participation": 0.5, "epochs": 2, "batch_size": 10, "lr": 0.1}
@@ -384,6 +386,23 @@ def test_bad_settings_are_rejected_in_one_line(federation: ft.Federation, settin
         train([ft.fedavg()], federation, **settings)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+class RaisesForNaN(Aggregator):
+    """Cannot aggregate models that are not finite."""
+
+    def aggregate(self, models: torch.Tensor, round: ServerRound, slot: Slot) -> tuple[torch.Tensor, Slot]:
+        if not models.isfinite().all():
+            raise ValueError("a number is missing")
+        return models.mean(0), {}
+
+
+def test_models_that_diverge_are_the_reason_for_what_the_server_makes_of_them(federation: ft.Federation) -> None:
+    method = ft.fedavg(aggregator=RaisesForNaN())
+    train([method], federation)
+    with pytest.raises(Diverged, match="'fedavg' diverged in round 1 on client") as error:
+        train([method], federation, lr=1e30)
+    assert isinstance(error.value.__context__, ValueError)
 
 
 def test_cuda_that_is_not_available_is_rejected(federation: ft.Federation) -> None:

@@ -42,11 +42,10 @@ def as_rows(vectors: Sequence[Tensor]) -> Tensor:
     >>> as_rows(matrix.unbind()).data_ptr() == matrix.data_ptr()
     True
     """
-    first = vectors[0]
-    size, memory = first.numel() * first.element_size(), first.untyped_storage().data_ptr()
-    lie_in_a_row = all(
-        vector.data_ptr() == first.data_ptr() + i * size
-        and vector.untyped_storage().data_ptr() == memory
+    first, memory = vectors[0], vectors[0].untyped_storage()
+    size, begin = first.numel() * first.element_size(), first.data_ptr()
+    lie_in_a_row = begin + len(vectors) * size <= memory.data_ptr() + memory.nbytes() and all(
+        vector.data_ptr() == begin + i * size
         and vector.shape == first.shape
         and vector.dtype == first.dtype
         and vector.is_contiguous()

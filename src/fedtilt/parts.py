@@ -92,6 +92,8 @@ class Parts:
 
     def keeping(self, local: Sequence[str]) -> Self:
         """The same parts, with the parameters of these patterns local too; see `match_names`."""
+        if not local:
+            return self
         names = {*self.local_names, *match_names(local, self.trained)}
         has_name = any(name.startswith(f"{LAST_LAYER}.") for name in self.trained)
         if LAST_LAYER in local and self._tied_last_layer is not None and not has_name:

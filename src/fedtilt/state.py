@@ -5,6 +5,7 @@ Checkpoints, messages, the audit and the screening take these types. In files, a
 correction.control, weighting.weights, before.0.centre, …
 """
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -90,8 +91,8 @@ class ClientState(_State):
     personal: Tensor | None = None  # (T,) its personal model
     personal_buffers: Tensor | None = None  # (B,)
 
-    @property
+    @functools.cached_property
     def is_empty(self) -> bool:
         """Whether the client has nothing to remember, or was never selected."""
-        own = self.local, self.buffers, self.personal, self.personal_buffers
+        own = (value for name, value in vars(self).items() if name != "slots")
         return all(tensor is None for tensor in own) and not any(self.slots.values())

@@ -89,10 +89,10 @@ def test_batches_made_ahead_are_used_if_they_are_those_of_the_round(monkeypatch:
         results.append([])
         for round, jobs in jobs_of.items():
             results[-1].append(dict(executor.train(round, jobs)))
-            loaded.append([data.key for stack in stacked._stacks.values() for data in stack._loaded[1]])
+            loaded.append([data().key for stack in stacked._stacks.values() for data in stack._loaded if data()])
         executor.close()
     dropout_keys = [[seeds.key(SETTINGS.seed, "dropout", round=r, client=c) for c in planned[r]] for r in (2, 3, 4)]
-    # round 4 would be trained in the stack of shorter jobs, which has just trained; nothing follows it
+    # after each round, the batches that are planned for the next; none follows round 4
     assert loaded == [[], [], [], [], *dropout_keys, []]
     assert made[:4] == list(rounds.items())
     # round 2 was made ahead; round 3 for longer jobs, and round 4 for another client: made again
@@ -101,6 +101,26 @@ def test_batches_made_ahead_are_used_if_they_are_those_of_the_round(monkeypatch:
         assert without.keys() == ahead.keys()
         for client in without:
             assert torch.equal(without[client][0].parameters, ahead[client][0].parameters)
+
+
+def test_a_round_goes_on_if_there_is_no_memory_for_the_batches_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation, model = random_federation(), nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    job = make_job(parameters_to_vector(model))
+
+    def fail(*_: object) -> None:
+        raise torch.cuda.OutOfMemoryError
+
+    def trained() -> list[Tensor]:
+        executor = InProcessExecutor(
+            ClientTraining(federation, model, "stacked", SETTINGS), CPU, "float32", selected=lambda _: [0, 4]
+        )
+        rounds = [dict(executor.train(round, {0: [job], 4: [job]})) for round in (1, 2)]
+        executor.close()
+        return [results[0].parameters for by_client in rounds for results in by_client.values()]
+
+    expected = trained()
+    monkeypatch.setattr(stacked, "load_ahead", fail)
+    assert all(map(torch.equal, trained(), expected))
 
 
 def test_rows_of_a_matrix_are_not_copied_and_others_are() -> None:

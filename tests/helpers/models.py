@@ -22,10 +22,14 @@ class Recurrent(nn.Module):
 
 
 class Scaled(nn.Sequential):
-    """An `nn.Sequential` with another `forward`."""
+    """An `nn.Sequential` with another `forward`, and a parameter that is one number."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.scale = nn.Parameter(torch.tensor(0.1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return 0.1 * super().forward(x)
+        return self.scale * super().forward(x)
 
 
 class FunctionalDropout(nn.Module):

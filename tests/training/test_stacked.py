@@ -19,10 +19,12 @@ from fedtilt.optimizers import SGD, Adam, AdamW, Optimizer
 from fedtilt.parts import buffers_to_vector, changing_buffers
 from fedtilt.training import BACKENDS, LocalJob, Trained, make_batches, native, stacked
 from fedtilt.training.stacked import compilation, compiler_processes, graph_parts, stack, vmap_step
+from fedtilt.training.stacked.buffers import Recipe
 from fedtilt.training.stacked.compilation import lift_constants, simplify
 from fedtilt.training.stacked.compiler_processes import CompilerProcesses
 from fedtilt.training.stacked.compiler_worker import graph_from_text, graph_text
 from fedtilt.training.stacked.layers import ParameterRows, parameter_index, read_models
+from fedtilt.training.stacked.stack import Stack, StackSizes
 from fedtilt.training.stacked.vmap_step import VmapStep
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
 
@@ -485,9 +487,10 @@ def test_parameter_rows() -> None:
     """A row holds every parameter once, and the weights of a convolution as its product takes them."""
     model = nn.Sequential(nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.Conv2d(6, 6, 3, groups=2), nn.Linear(3, 5))
     model[0].bias.requires_grad_(False)
+    model.scale = nn.Parameter(torch.tensor(2.0))
     rows = ParameterRows(model)
-    # three matrices and 23 numbers of vectors; each begins at a multiple of 64
-    assert rows.pieces == [slice(0, 108), slice(128, 290), slice(320, 335), slice(384, 407)]
+    # three matrices, and 24 numbers of vectors and alone; each begins at a multiple of 64
+    assert rows.pieces == [slice(0, 108), slice(128, 290), slice(320, 335), slice(384, 408)]
     vector, row = models.parameters_to_vector(model), torch.zeros(1, rows.row_length)
     row[:, parameter_index(rows, row.device)] = vector
     assert row.count_nonzero() == vector.count_nonzero()
@@ -531,3 +534,42 @@ def test_long_and_short_jobs_are_stacks_of_their_own_where_it_pays() -> None:
     assert stacks((10, 10), (10, 20)) == [20]  # too few to pay
     assert stacks((1000, 17), (10, 20)) == [1010]  # nearly as long
     assert stacks((40, 5), (40, 10), (40, 20)) == [40, 40, 40]
+
+
+def test_samples_are_loaded_again_only_if_the_buffers_have_others() -> None:
+    model = models.build(MODELS["norm"], SHAPE, CLASSES, seed=3)
+    jobs, batches = make_jobs(model)
+    one_step = [replace(job, steps=1) for job in jobs]
+    stack = Stack(model, Recipe.of(jobs[0]), StackSizes.of(jobs, batches), torch.device("cpu"), "float32")
+    labels = stack._buffers.y
+
+    def is_loaded_again(jobs: list[LocalJob], batches: list) -> bool:
+        labels.fill_(-1)
+        stack.load_samples(jobs, batches)
+        return bool((labels >= 0).any())
+
+    assert is_loaded_again(jobs, batches)
+    assert not is_loaded_again(jobs, batches)
+    assert not is_loaded_again(one_step, batches)
+    assert is_loaded_again(jobs[::-1], batches[::-1])  # the rows of clients are in their order
+    assert is_loaded_again(one_step, batches)
+    assert is_loaded_again(jobs, batches)  # more steps than were loaded
+    clients = {id(data): data for data in batches}
+    damaged = {key: replace(data, y=data.y[:-1]) for key, data in clients.items()}
+    with pytest.raises(RuntimeError):
+        stack.load_samples(jobs, [damaged[id(data)] for data in batches])
+    assert is_loaded_again(jobs, batches)
+    copies = {key: replace(data) for key, data in clients.items()}
+    assert is_loaded_again(jobs, [copies[id(data)] for data in batches])
+    copies.clear()  # what is loaded does not keep its batches in memory
+    assert [data() for data in stack._loaded] == [None] * len(stack._loaded)
+
+
+def test_the_stack_that_was_used_least_recently_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stacked.clear_cache()
+    monkeypatch.setattr(stacked, "_MAX_STACKS", 2)
+    a, b, c = (models.build(MODELS["logistic"], SHAPE, CLASSES, seed=seed) for seed in range(3))
+    for model in (a, b, a, c):
+        BACKENDS["stacked"](model, *make_jobs(model))
+    assert {key[0] for key in stacked._stacks} == {a, c}
+    stacked.clear_cache()

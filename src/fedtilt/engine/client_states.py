@@ -26,6 +26,7 @@ from fedtilt.files import atomic_file, reading, tensors_to_bytes, writing
 from fedtilt.state import ClientState, ServerState
 
 Owner = tuple[str, int]  # method, client
+_NO_STATE = ClientState()  # of a client that was never selected
 _MAX_FILES = 32  # with current states, beyond which the smaller half of them is merged
 
 
@@ -105,7 +106,7 @@ class ClientStates:
                     raise
         if owner in self._on_disk:
             return self._load(owner)
-        return ClientState()
+        return _NO_STATE
 
     def put(self, owner: Owner, round: int, state: ClientState) -> None:
         """Set a client's new state; over the limit, the oldest half of the states in memory is moved to a file.

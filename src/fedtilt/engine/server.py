@@ -15,7 +15,7 @@ from fedtilt.engine.updates import add_distances, invalid_reason, invalid_update
 from fedtilt.errors import Diverged, InputError
 from fedtilt.executors.sharded_models import stack_models
 from fedtilt.math.aggregate import tilted
-from fedtilt.math.client_models import ClientModels
+from fedtilt.math.client_models import ClientModels, finite_models
 from fedtilt.methods import Method, Prepared, ServerOptimizer, ServerRound, ServerStep
 from fedtilt.methods.component import Component, check_slot, check_tensor, describe, run_slot_step, run_step
 from fedtilt.methods.run_checks import check_models, tolerant_parts
@@ -244,7 +244,8 @@ def _aggregate(
     models = stack_models([u.parameters for u in updates.values()])  # (C, S)
     rule, weighting = RoundRule.of(method, server, asked, updates, settings, left_out)
     check_models(method, rule.round)
-    aggregated, slots = rule.aggregate(models)
+    with finite_models():  # `server_update` has made sure
+        aggregated, slots = rule.aggregate(models)
     slots = {"weighting": weighting, **slots}
     if (correction := method.correction) is not None:
         assert isinstance(models, Tensor)  # `uses_shards` is for methods without

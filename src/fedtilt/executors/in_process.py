@@ -114,11 +114,11 @@ class InProcessExecutor:
             return
         like = next(iter(jobs.values()))
         coming = dict.fromkeys(self._selected(round), like)
-        made = self._batch_settings.of_clients(self._federation, round, coming, self._device)
-        self._prefetched = _needs(round, coming), made
-        stacked.load_ahead(
-            self._model, [*like] * len(coming), [made[client] for client in coming for _ in like], self._precision
-        )
+        with contextlib.suppress(torch.cuda.OutOfMemoryError):  # the round then makes and loads them in time
+            made = self._batch_settings.of_clients(self._federation, round, coming, self._device)
+            self._prefetched = _needs(round, coming), made
+            of_jobs = [made[client] for client in coming for _ in like]
+            stacked.load_ahead(self._model, [*like] * len(coming), of_jobs, self._precision)
 
     def close(self) -> None:
         """Release the buffers of the stacked backend."""

@@ -114,30 +114,33 @@ class Simulator:
         server = merge_equal(state.server)
         clients = self._plan(server, selected, number)
         updates, kept, trained = self.train_clients(clients, number)
-        # the state changes only after all models have been checked
-        check_finite(number, self._methods, server, updates, kept)
-        if self._collector is not None:
-            self._collect(self._collector, clients, trained, kept, number)
+        raise_if_diverged = check_finite(number, self._methods, server, updates, kept)
         mechanism = self._prepared.mechanism and self._prepared.mechanism.for_round(number)
+        try:  # the server does not wait for a GPU that still trains
+            if self._collector is not None:
+                self._collect(self._collector, clients, trained, kept, number)
+            roots = self._train_on_root_sets(server, number)
+            received = self._received(server, updates, roots, number)
+            updated = {
+                m.name: server_update(
+                    m,
+                    server[m.name],
+                    received[m.name],
+                    self._settings,
+                    mechanism,
+                    round=number,
+                    root=roots.get(m.name),
+                    clients=federation.clients,
+                    left_out=federation.left_out,
+                    are_valid=received[m.name] is updates[m.name],
+                )
+                for m in self._methods
+            }
+        finally:  # whatever the server makes of models that are not finite, this is why
+            raise_if_diverged()
         # noise of the seed is the same in a round that is repeated, so it is one model
         made = self._releases.add() if mechanism and mechanism.seed is None else number
-        roots = self._train_on_root_sets(server, number)
-        received = self._received(server, updates, roots, number)
-        updated = {
-            m.name: server_update(
-                m,
-                server[m.name],
-                received[m.name],
-                self._settings,
-                mechanism,
-                round=number,
-                root=roots.get(m.name),
-                clients=federation.clients,
-                left_out=federation.left_out,
-                are_valid=received[m.name] is updates[m.name],
-            )
-            for m in self._methods
-        }
+        # the state changes only now
         state.server = {name: update.state for name, update in updated.items()}
         state.round = number
         for name, by_client in kept.items():

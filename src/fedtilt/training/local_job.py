@@ -214,6 +214,11 @@ class Batches:
         return int(np.diff(self.bounds.numpy()).max(initial=self.largest))
 
     @functools.cached_property
+    def samples(self) -> int:
+        """The client's samples."""
+        return len(self.y)
+
+    @functools.cached_property
     def per_epoch(self) -> int:
         """Batches per epoch."""
         return len(self.bounds) - 1

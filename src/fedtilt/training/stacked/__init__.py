@@ -11,6 +11,7 @@ import importlib.util
 import os
 import shutil
 import sysconfig
+import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -138,8 +139,8 @@ def _step_of_two_jobs(
     """
     device = next(model.parameters()).device
     step = StackedGradient(model, recipe, device, "float32")
-    theta = torch.zeros(step.rows.row_length, device=device)
-    theta[parameter_index(step.rows, device)] = parameters_to_vector(model).to(theta)
+    theta = torch.zeros(step.layout.row_length, device=device)
+    theta[parameter_index(step.layout, device)] = parameters_to_vector(model).to(theta)
     buffers = buffers_to_vector(model, recipe.buffer_names) if recipe.trains_buffers else theta[:0]
     index = torch.tensor(rows, device=device)
     sample = to_device(sample, device)
@@ -148,7 +149,7 @@ def _step_of_two_jobs(
     y = zeros if target is None else target.to(device)[zeros]
     weights = (torch.arange(len(rows), device=device) < 2).float()
     groups, tilts = zeros.expand(len(recipe.groups), len(rows)), theta.new_ones(len(recipe.groups) + 1)
-    pieces = [theta[columns] for columns in step.rows.pieces]
+    pieces = [theta[columns] for columns in step.layout.pieces]
     of_a_job = pieces, buffers, x, y, groups, weights, tilts, weights[0], zeros[0]
     gradients, _ = step(zeros[0], step.constants, *tree_map(lambda t: t.expand(2, *t.shape), of_a_job))
     return torch.cat(gradients, 1), step.mask_shapes
@@ -172,11 +173,17 @@ def _split_into_stacks(jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> 
     stacks are then the same in every round, and each is compiled once.
     """
     by_length: dict[Recipe, dict[tuple[int | None, int | None], list[int]]] = {}
-    recipes = {id(job): Recipe.of(job) for job in {id(job): job for job in jobs}.values()}
+    alike = {  # clients often have the same job
+        id(job): by_length.setdefault(Recipe.of(job), {}).setdefault((job.epochs, job.steps), [])
+        for job in {id(job): job for job in jobs}.values()
+    }
     for i, job in enumerate(jobs):
-        by_length.setdefault(recipes[id(job)], {}).setdefault((job.epochs, job.steps), []).append(i)
+        alike[id(job)].append(i)
     stacks: list[list[int]] = []
     for lengths in by_length.values():
+        if len(lengths) == 1:
+            stacks += lengths.values()
+            continue
         longest = {length: max(batches[i].steps(jobs[i]) for i in indices) for length, indices in lengths.items()}
         limit = 0.0  # of the stack that is being filled: its steps
         for length in sorted(lengths, key=longest.__getitem__, reverse=True):
@@ -219,22 +226,25 @@ def _train_stack(
     if jobs[0].buffers is not None:
         _check_single_samples(model, batches)
     key = _stack_key(model, jobs, batches, precision)
-    stack = _stacks.pop(key, None) or Stack(*key)
-    _stacks[key] = stack
-    if len(_stacks) > _MAX_STACKS:
-        del _stacks[next(iter(_stacks))]
+    with _stacks_lock:
+        stack = _stacks.pop(key, None) or Stack(*key)
+        _stacks[key] = stack
+        if len(_stacks) > _MAX_STACKS:
+            del _stacks[next(iter(_stacks))]
     return stack.train(jobs, batches)
 
 
 def load_ahead(model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches], precision: str) -> None:
     """Load the batches of the next round, whose jobs may be like these, while the device still trains this one.
 
-    If its jobs or batches turn out to be others, those are loaded then.
+    If its jobs or batches turn out to be others, or its stacks to be new, they are loaded then.
     """
-    if jobs and all(data.augmentation is None for data in batches):
-        stack = _stacks.get(_stack_key(model, jobs, batches, precision))
-        if stack is not None:
-            stack.load_samples(jobs, batches)
+    if any(data.augmentation is not None for data in batches):  # a round makes its own copies of those
+        return
+    for indices in _split_into_stacks(jobs, batches):
+        of_stack = [jobs[i] for i in indices], [batches[i] for i in indices]
+        if (stack := _stacks.get(_stack_key(model, *of_stack, precision))) is not None:
+            stack.load_samples(*of_stack)
 
 
 def _stack_key(
@@ -257,9 +267,11 @@ _jobs_in_memory: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDict
 # A run needs one set of sizes per recipe and length, and one more where the last group of clients is smaller.
 _MAX_STACKS = 8
 _stacks: dict[tuple[nn.Module, Recipe, StackSizes, torch.device, str], Stack] = {}  # what was used last is last
+_stacks_lock = threading.Lock()  # several threads may train
 
 
 def clear_cache() -> None:
     """Free all buffers and CUDA graphs."""
-    _stacks.clear()
+    with _stacks_lock:
+        _stacks.clear()
     places_of_batches.cache_clear()

@@ -262,7 +262,7 @@ class ParameterRows:
             models = range(columns.dim() - 1)
             order = [len(models) + i for i in (3, 2, 0, 1)]
             return columns.unflatten(-1, (*kernel, channels, out)).permute(*models, *order)
-        return columns.reshape(*columns.shape[:-1], *shape)
+        return columns.reshape((*columns.shape[:-1], *shape))
 
 
 class Layout(Protocol):
@@ -280,7 +280,11 @@ class Layout(Protocol):
 
 def read_models(views: Sequence[Tensor]) -> Tensor:
     """The vectors (L, P) of models of which these are the parameters, each (L, …)."""
-    return torch.cat([view.flatten(1) for view in views], 1)
+    sizes = [view[0].numel() for view in views]
+    vectors = views[0].new_empty(len(views[0]), sum(sizes))
+    for view, columns in zip(views, vectors.split(sizes, 1), strict=True):  # faster on a GPU than one concatenation
+        columns.view(view.shape).copy_(view)
+    return vectors
 
 
 def parameter_index(layout: Layout, device: torch.device) -> Tensor:

@@ -4,9 +4,11 @@ import functools
 import importlib.util
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -45,8 +47,8 @@ class StackSizes(NamedTuple):
         """The sizes of these jobs."""
         return cls(
             jobs=len(jobs),
-            clients=len({id(data) for data in batches}),
-            samples=_round_up(max(len(data.y) for data in batches)),
+            clients=len(_distinct(batches)),
+            samples=_round_up(max(data.samples for data in batches)),
             batches=_round_up(max(data.steps(job) for job, data in zip(jobs, batches, strict=True))),
             batch_size=_largest_batch(batches),
             inputs=tuple((name, tuple(t.shape[1:]), _stored(t.dtype)) for name, t in _named(batches[0].x).items()),
@@ -67,6 +69,11 @@ _ONE_TENSOR = ""  # the name of inputs that have none
 
 def _named(x: Inputs) -> dict[str, Tensor]:
     return x if isinstance(x, dict) else {_ONE_TENSOR: x}
+
+
+def _distinct(batches: Sequence[Batches]) -> list[Batches]:
+    """Every client once, whose batches several jobs may train on."""
+    return list({id(data): data for data in batches}.values())
 
 
 def _stored(dtype: torch.dtype) -> torch.dtype:
@@ -189,7 +196,9 @@ class Stack:
             anchor_rate=anchor_rate,
             first_steps=first_steps,
         )
-        self._loaded: tuple[int, list[Batches]] = 0, []  # steps and clients of the samples, until they are trained on
+        # whose samples the buffers have, and the batches of how many steps
+        self._loaded: list[weakref.ref[Batches]] = []
+        self._loaded_steps = 0
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by the number of their steps
         self._step: Callable[[int], None] = (
             VmapStep(model, recipe, self._rows, self._buffers, precision)
@@ -199,40 +208,22 @@ class Stack:
 
     def train(self, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> list[Trained]:
         """Train these jobs, which have the sizes and the recipe of the stack."""
-        self._load(jobs, batches)
-        self._run(max(self._steps(jobs, batches)))
+        steps = [data.steps(job) * job.repeats for job, data in zip(jobs, batches, strict=True)]
+        self._load(jobs, batches, steps)
+        self._run(max(steps))
         rows, views, none = self._rows, self._layout.views, [None] * len(jobs)
         theta = read_models(views(rows.theta)).unbind()
         model_buffers = self._buffers.model_buffers.clone().unbind() if self._recipe.trains_buffers else none
         anchors = read_models(views(rows.anchor)).unbind() if self._recipe.special.moves_anchor else none
         return [Trained(*result) for result in zip(theta, model_buffers, anchors, strict=True)]
 
-    def _steps(self, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> list[int]:
-        """The number of steps of every job."""
-        return [data.steps(job) * job.repeats for job, data in zip(jobs, batches, strict=True)]
-
-    def _load(self, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> None:
+    def _load(self, jobs: Sequence[LocalJob], batches: Sequence[Batches], steps: Sequence[int]) -> None:
         """Fill the buffers for one round."""
         rows, b = self._rows, self._buffers
-        clients = list({id(data): data for data in batches}.values())
-        client_row = {id(data): i for i, data in enumerate(clients)}
         shares_anchors = not self._recipe.special.moves_anchor
         anchor_of = [id(job.anchor) if shares_anchors else i for i, job in enumerate(jobs)]
         anchors = {key: job.anchor for key, job in zip(anchor_of, jobs, strict=True)}
-        anchor_row = {key: i for i, key in enumerate(anchors)}
-        numbers = [(job.prox, job.lr, job.utility, job.anchor_rate, *job.tilts) for job in jobs]
-        integers = [
-            (
-                anchor_row[key],
-                client_row[id(data)],
-                steps,
-                seeds.to_signed(data.key),
-                job.first_epochs * data.per_epoch * job.repeats,
-            )
-            for job, data, key, steps in zip(jobs, batches, anchor_of, self._steps(jobs, batches), strict=True)
-        ]
-        for target, values in ((self._numbers, numbers), (self._integers, integers)):
-            target.copy_(upload(torch.tensor(values, dtype=target.dtype), target.device).T)
+        # models first: meanwhile, this process does the rest
         self._load_models(rows.theta, [job.start for job in jobs])
         self._load_models(rows.anchor[: len(anchors)], list(anchors.values()))
         if self._recipe.special.has_drift:
@@ -242,19 +233,33 @@ class Stack:
         rows.optimizer_state.zero_()
         if self._recipe.trains_buffers:
             torch.stack([cast(Tensor, job.buffers) for job in jobs], out=b.model_buffers)
-        self.load_samples(jobs, batches)
-        self._loaded = 0, []
         b.first_step.zero_()
+        anchor_row = {key: i for i, key in enumerate(anchors)}
+        client_row = {id(data): i for i, data in enumerate(_distinct(batches))}
+        numbers = [(job.prox, job.lr, job.utility, job.anchor_rate, *job.tilts) for job in jobs]
+        integers = [
+            (
+                anchor_row[key],
+                client_row[id(data)],
+                count,
+                seeds.to_signed(data.key),
+                job.first_epochs * data.per_epoch * job.repeats,
+            )
+            for job, data, key, count in zip(jobs, batches, anchor_of, steps, strict=True)
+        ]
+        for target, values in ((self._numbers, numbers), (self._integers, integers)):
+            target.copy_(upload(torch.from_numpy(np.array(values)).to(target.dtype), target.device).T)
+        self.load_samples(jobs, batches)
 
     def load_samples(self, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> None:
-        """Load what jobs train on, unless it was the last that was loaded: see `stacked.load_ahead`."""
-        b, clients = self._buffers, list({id(data): data for data in batches}.values())
+        """Load what jobs train on, unless the buffers have it: see `stacked.load_ahead`."""
+        b, clients = self._buffers, _distinct(batches)
         steps = max(data.steps(job) for job, data in zip(jobs, batches, strict=True))
-        if self._loaded[0] == steps and list(map(id, self._loaded[1])) == list(map(id, clients)):
+        if [data() for data in self._loaded] == clients and steps <= self._loaded_steps:
             return
-        self._loaded = 0, []
+        self._loaded = []  # also if loading fails
         b.batch_indices[:steps] = _batch_indices(clients, steps, b.batch_indices.shape[2], b.batch_indices.device)
-        places = seeds.owners_and_positions([len(data.y) for data in clients], b.y.device)  # in (C, samples)
+        places = seeds.owners_and_positions([data.samples for data in clients], b.y.device)  # in (C, samples)
         for name, target in _named(b.x).items():
             samples = torch.cat([_named(data.x)[name] for data in clients])
             samples = samples if self._net is None else self._net.sample_rows(samples)
@@ -263,7 +268,7 @@ class Stack:
         of_levels = zip(*(data.groups_of(jobs[0]) for data in clients), strict=True)  # all jobs have the same levels
         for codes, groups in zip(b.groups, of_levels, strict=True):
             codes[places] = torch.cat(groups)
-        self._loaded = steps, clients
+        self._loaded, self._loaded_steps = [weakref.ref(data) for data in clients], steps
 
     def _load_models(self, rows: Tensor, models: Sequence[Tensor]) -> None:
         """Models by row; those that are one tensor, as the received model is, are rearranged once."""

@@ -34,7 +34,7 @@ class StackedGradient:
     def __init__(self, model: nn.Module, recipe: Recipe, device: torch.device, precision: str) -> None:
         self._net = net = stackable_copy(model).to(device).train()
         self._recipe, self._device, self._precision = recipe, device, precision
-        self.rows = ParameterRows(model)
+        self.layout = ParameterRows(model)
         changing = {*trained_parameters(net), *(recipe.buffer_names if recipe.trains_buffers else ())}
         tensors = {name: t.detach() for name, t in [*net.named_parameters(), *net.named_buffers()]}
         self.constants = {name: t for name, t in tensors.items() if name not in changing}
@@ -53,7 +53,7 @@ class StackedGradient:
         self._batched = vmap(grad(self._loss, argnums=2, has_aux=True), in_dims=(None, None, *(0,) * 9))
 
     def __call__(self, step: Tensor, constants: Mapping[str, Tensor], *of_models: Any) -> tuple[list[Tensor], Tensor]:
-        """Gradients by pieces of `rows`, and buffers (L, B), of a step, counted from 1, on a batch for every model."""
+        """Gradients by pieces of `layout`, and buffers (L, B), of a step, counted from 1, on a batch of every model."""
         with batched_functions() as self._masks:
             result = self._batched(step, constants, *of_models)
             self.mask_shapes = self._masks.shapes
@@ -72,7 +72,7 @@ class StackedGradient:
             self._batch_norms.start(weights)
         self._masks.start(dropout_key, step)
         with autocast(self._device, self._precision):
-            outputs = functional_logits(self._net, tensors | self.rows.parameters(theta), x)
+            outputs = functional_logits(self._net, tensors | self.layout.parameters(theta), x)
         if self._batch_norms is not None:
             model_buffers = self._batch_norms.next_buffers(model_buffers, norm_constants)
         losses = loss(outputs.float(), y)
@@ -96,8 +96,8 @@ class VmapStep:
         self._optimizer, self._special, self._buffers = recipe.optimizer, recipe.special, buffers
         self._gradient = StackedGradient(model, recipe, device, precision)
         # a gradient in one row would be copied together, and read again
-        pieces = [Piece.of(rows, columns) for columns in self._gradient.rows.pieces]
-        self._tensors, self._layout = tree_flatten((pieces, buffers))  # inputs may be a dictionary
+        pieces = [Piece.of(rows, columns) for columns in self._gradient.layout.pieces]
+        self._tensors, self._tree = tree_flatten((pieces, buffers))  # inputs may be a dictionary
         # recurrent layers have a few operations for every step of a sequence: too many to compile
         is_recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.modules())
         self._compiled = device.type == "cuda" and not is_recurrent if compiled is None else compiled
@@ -126,15 +126,15 @@ class VmapStep:
 
     def _run(self, number: Tensor, *tensors: Tensor) -> None:
         count = len(self._tensors)
-        pieces, b = cast(tuple[list[Piece], Buffers], tree_unflatten(tensors[:count], self._layout))
+        pieces, b = cast(tuple[list[Piece], Buffers], tree_unflatten(tensors[:count], self._tree))
         constants = dict(zip(self._gradient.constants, tensors[count:], strict=True))
         special = self._special
         batch = number if special.repeats == 1 else number // special.repeats
         index = b.batch_indices.index_select(0, batch)[0]  # (C, batch size)
-        rows = torch.arange(len(b.y), device=number.device)[:, None], index.clamp(min=0)
-        x = tree_map(lambda t: t[rows][b.client_index], b.x)
-        y, weights = (t[b.client_index] for t in (b.y[rows], (index >= 0).float()))
-        groups = torch.stack([codes[rows][b.client_index] for codes in b.groups.unbind()], 1)
+        places = torch.arange(len(b.y), device=number.device)[:, None], index.clamp(min=0)
+        x = tree_map(lambda t: t[places][b.client_index], b.x)
+        y, weights = (t[b.client_index] for t in (b.y[places], (index >= 0).float()))
+        groups = torch.stack([codes[places][b.client_index] for codes in b.groups.unbind()], 1)
         gradients, model_buffers = self._gradient(
             number[0] + 1, constants, [piece.theta for piece in pieces], b.model_buffers, x, y, groups, weights,
             b.tilts.T, b.utility, b.dropout_key,
