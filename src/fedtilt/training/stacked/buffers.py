@@ -3,6 +3,7 @@
 import math
 from typing import NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 from fedtilt.data.inputs import Inputs
@@ -10,6 +11,7 @@ from fedtilt.math.losses import SampleLoss
 from fedtilt.methods.objectives import Objective
 from fedtilt.optimizers import Optimizer
 from fedtilt.training.local_job import LocalJob
+from fedtilt.training.stacked.optimizers import state_rows
 
 
 class SpecialSteps(NamedTuple):
@@ -70,6 +72,19 @@ class Rows(NamedTuple):
     # of special steps; without columns where the recipe has none
     drift: Tensor  # (L, row_length)
     first: Tensor  # (L, row_length) 1 for the parameters that train first
+
+    @classmethod
+    def zeros(cls, jobs: int, row_length: int, recipe: Recipe, device: torch.device) -> Self:
+        """Those of a stack of jobs of this recipe."""
+        special = recipe.special
+        shapes = {
+            "theta": (jobs, row_length),
+            "optimizer_state": (state_rows(recipe.optimizer), jobs, row_length),
+            "anchor": (jobs, row_length),
+            "drift": (jobs, row_length * special.has_drift),
+            "first": (jobs, row_length * special.has_first),
+        }
+        return cls(**{name: torch.zeros(shape, device=device) for name, shape in shapes.items()})
 
 
 class Piece(NamedTuple):

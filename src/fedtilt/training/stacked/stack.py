@@ -21,7 +21,6 @@ from fedtilt.training.precision import fp32_deterministic
 from fedtilt.training.sequential import SequentialNet
 from fedtilt.training.stacked.buffers import Buffers, Recipe, Rows, SpecialSteps
 from fedtilt.training.stacked.layers import ParameterRows, parameter_index, read_models
-from fedtilt.training.stacked.optimizers import state_rows
 from fedtilt.training.stacked.vmap_step import VmapStep
 
 _SIZE_MULTIPLE = 256  # sizes are rounded up to a multiple of this, so that few shapes are compiled
@@ -157,9 +156,10 @@ class Stack:
 
         self._recipe, self._precision = recipe, precision
         self._net = kernel_net(model, recipe, sizes.sample_shape, sizes.batch_size, device)
-        self._layout = layout = self._net or ParameterRows(model)
-        self._parameter_index = parameter_index(layout, device)
+        self._layout = self._net or ParameterRows(model)
+        self._parameter_index = parameter_index(self._layout, device)
         jobs, clients, inputs = sizes.jobs, sizes.clients, sizes.inputs
+        self._rows = Rows.zeros(jobs, self._layout.row_length, recipe, device)
         if self._net is not None:
             from fedtilt.training.stacked.launch import KernelStep, storage_dtype
 
@@ -171,13 +171,6 @@ class Stack:
         self._integers = zeros(5, length, dtype=torch.long)[:, :jobs]
         prox, lr, utility, anchor_rate = self._numbers[:4]
         anchor_index, client_index, steps, dropout_key, first_steps = self._integers
-        self._rows = Rows(
-            theta=zeros(jobs, layout.row_length),
-            optimizer_state=zeros(state_rows(recipe.optimizer), jobs, layout.row_length),
-            anchor=zeros(jobs, layout.row_length),
-            drift=zeros(jobs, layout.row_length if recipe.special.has_drift else 0),
-            first=zeros(jobs, layout.row_length if recipe.special.has_first else 0),
-        )
         self._buffers = Buffers(
             model_buffers=zeros(jobs, sizes.model_buffers),
             anchor_index=anchor_index,
