@@ -146,6 +146,18 @@ def test_dropout_is_seeded_and_does_not_change_the_generators(name: str) -> None
     assert distance(first[0], jobs[0].start) > 0.01
 
 
+@pytest.mark.parametrize("name", ["cnn", "dropout"])
+def test_stacks_of_any_width_differ_by_rounding(name: str) -> None:
+    model = models.build(MODELS[name], SHAPE, CLASSES, seed=3).cuda()
+    jobs, batches = make_jobs(model, device="cuda")
+    together = train("stacked", model, jobs, batches)
+    for width in (1, 5):
+        parts = [slice(i, i + width) for i in range(0, len(jobs), width)]
+        apart = [t for part in parts for t in train("stacked", model, jobs[part], batches[part])]
+        for job, a, b in zip(jobs, together, apart, strict=True):
+            assert distance(a, b) <= 1e-4 * distance(a, job.start)
+
+
 @pytest.mark.parametrize("name", ["mlp", "norm"])
 @pytest.mark.parametrize("size", [100, 700])
 def test_large_batches_are_deterministic(size: int, name: str) -> None:
