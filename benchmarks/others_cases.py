@@ -110,7 +110,7 @@ CASES = {
         title="FLUTE, LR-MNIST: 1,000 clients of 60 images, 10 a round, logistic regression, on the CPU",
         model=lambda: ft.models.logistic((1, 28, 28), 10), clients=1000, selected=10, samples=60, epochs=1,
         batch_size=10, lr=0.03, rounds=100, timed=100, shape=(1, 28, 28), eval_every=20, test=10_000, device="cpu",
-        peers=("pfl", "Flower"), peer_rounds=10,
+        peers=("pfl", "Flower"), peer_rounds=20,
         published="100 rounds: FLUTE 1:35 min, FedML 3:09; on a CPU FLUTE 3:20, Flower 30:14 (FLUTE's page)",
     ),
     "cpu-cnn": Case(

@@ -94,5 +94,7 @@ class ClientState(_State):
     @functools.cached_property
     def is_empty(self) -> bool:
         """Whether the client has nothing to remember, or was never selected."""
-        own = (value for name, value in vars(self).items() if name != "slots")
-        return all(tensor is None for tensor in own) and not any(self.slots.values())
+        return all(getattr(self, name) is None for name in _OF_CLIENTS) and not any(self.slots.values())
+
+
+_OF_CLIENTS = [each.name for each in fields(ClientState) if each.name != "slots"]

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 
 import fedtilt as ft
-from fedtilt.engine.client import finish, plan
+from fedtilt.engine.client import ClientUpdate, finish, plan
 from fedtilt.engine.prepare import PreparedRun, prepare
+from fedtilt.engine.root_set import RootUpdate
+from fedtilt.engine.server import server_update
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import initial_server
 from fedtilt.executors.client_batches import BatchSettings
-from fedtilt.executors.in_process import ClientTraining, InProcessExecutor
+from fedtilt.executors.in_process import ClientTraining, InProcessExecutor, one_thread
 from fedtilt.methods.aggregators import FLTrust
 from fedtilt.state import ClientState, ServerState
 from tests.cross_products.cases import DATA, MODEL
@@ -100,10 +102,11 @@ def test_the_server_trains_as_a_client_with_these_samples_does(case: str) -> Non
     prepared = prepare([method], federation(), model, settings)  # type: ignore[arg-type]
     server, state = initial_server(method, prepared.parts, 4, prepared.net), ClientState()
     for round in (1, 2):
-        found = prepared.roots[method.name].train(
-            method, server, net=prepared.net, parts=prepared.parts, settings=prepared.settings,
-            backend=prepared.backend.name, round=round,
-        )  # fmt: skip
+        with one_thread(prepared.device):  # as in a run
+            found = prepared.roots[method.name].train(
+                method, server, net=prepared.net, parts=prepared.parts, settings=prepared.settings,
+                backend=prepared.backend.name, round=round,
+            )  # fmt: skip
         parameters, state = client_round(prepared, method, server, state, round)
         assert torch.equal(found.parameters, parameters)
         assert not torch.equal(found.parameters, server.parameters)
@@ -111,6 +114,20 @@ def test_the_server_trains_as_a_client_with_these_samples_does(case: str) -> Non
         assert {*found.slot} == {*kept}
         assert all(torch.equal(found.slot[name], tensor) for name, tensor in kept.items())
         server = dataclasses.replace(server, parameters=parameters).with_slots({"root": found.slot})
+
+
+def test_a_root_model_that_is_not_finite_is_refused() -> None:
+    method, received = ft.methods.fedavg(aggregator=RULE), torch.zeros(3)
+    updates = {client: ClientUpdate(torch.full((3,), client + 1.0), 1) for client in range(3)}
+
+    def update(root: torch.Tensor) -> torch.Tensor:
+        return server_update(
+            method, ServerState(received), updates, TrainSettings(), root=RootUpdate(root, {}), check=lambda: None
+        ).state.parameters
+
+    assert update(torch.ones(3)).isfinite().all()
+    with pytest.raises(ft.InputError, match="is not finite"):
+        update(torch.tensor([1.0, torch.nan, 1.0]))
 
 
 def test_what_the_server_keeps_of_its_root_set_is_declared_and_resumed() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from fedtilt.engine.client import ClientUpdate, plan
 from fedtilt.engine.server import ServerUpdate, server_update
 from fedtilt.engine.settings import TrainSettings
+from fedtilt.engine.updates import FiniteCheck
 from fedtilt.errors import Diverged, InputError
 from fedtilt.methods import Method, ditto, fedavg, fedavg_finetuned, fedprox, fedtilt, local, term
 from fedtilt.methods.aggregators import Tilted
@@ -135,6 +136,19 @@ def test_a_rule_leaves_out_as_many_models_if_some_are_missing(aggregator: str) -
     message = f"2 of 5 models can be aggregated, and {aggregator} with bad_share = 0.2 needs 3, because 1 may be bad"
     with pytest.raises(InputError, match=message):
         shared(*good[:2], selected=5)
+
+
+def test_a_check_reads_its_looks_in_their_order() -> None:
+    check, one = FiniteCheck(), torch.ones(1)
+    check.add({3: one, 1: one / 0, 2: one[0]}, one)
+    check.add_known({1: "is late", 4: "is late"})
+    check.add({3: one * math.nan, 4: one * math.nan}, one, "has a vector that ")
+    check.add({5: torch.tensor(2), 6: torch.tensor(2.0)}, torch.tensor(2))
+    assert list(check.reasons().items()) == [
+        (1, "is not finite"), (2, "has shape () instead of (1,)"), (3, "has a vector that is not finite"),
+        (4, "is late"), (6, "has type torch.float32 instead of torch.int64"),
+    ]  # fmt: skip
+    assert FiniteCheck().reasons() == {}
 
 
 def test_an_aggregate_that_is_not_finite_is_refused() -> None:

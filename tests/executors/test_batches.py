@@ -132,6 +132,10 @@ def test_rows_of_a_matrix_are_not_copied_and_others_are() -> None:
         assert torch.equal(as_rows(vectors), torch.stack(vectors))
         assert as_rows(vectors).data_ptr() != vectors[0].data_ptr()
     assert torch.equal(upload(matrix, "cpu"), matrix)
+    memory = bytearray(24)  # neighbours that are two tensors
+    halves = [torch.frombuffer(memory, dtype=torch.float32, count=3, offset=offset) for offset in (0, 12)]
+    halves[1].fill_(7)
+    assert torch.equal(as_rows(halves), torch.stack(halves))
 
 
 def test_results_do_not_depend_on_the_width_of_a_stack() -> None:

@@ -1,6 +1,7 @@
 """The server's half of a round: aggregate the clients' updates into the next shared model."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -15,7 +16,7 @@ from fedtilt.engine.updates import add_distances, invalid_reason, invalid_update
 from fedtilt.errors import Diverged, InputError
 from fedtilt.executors.sharded_models import stack_models
 from fedtilt.math.aggregate import tilted
-from fedtilt.math.client_models import ClientModels, finite_models
+from fedtilt.math.client_models import ClientModels, without_finite_check
 from fedtilt.methods import Method, Prepared, ServerOptimizer, ServerRound, ServerStep
 from fedtilt.methods.component import Component, check_slot, check_tensor, describe, run_slot_step, run_step
 from fedtilt.methods.run_checks import check_models, tolerant_parts
@@ -158,7 +159,7 @@ def server_update(
     root: RootUpdate | None = None,  # of a rule with a root set: what the server trained on it
     clients: int | None = None,  # how many there are; None: as many as were asked
     left_out: Sequence[int] = (),  # those of them that are not part of the run
-    are_valid: bool = False,  # whether the updates have been checked
+    check: Callable[[], None] | None = None,  # raises if an update is invalid; None: these are looked at here
 ) -> ServerUpdate:
     """Aggregate the clients' w_n into the next w; invalid models are rejected and reported.
 
@@ -169,7 +170,12 @@ def server_update(
     received = server.parameters
     selected = len(updates) if selected is None else selected
     clients = selected if clients is None else clients
-    rejected = {} if are_valid else invalid_updates(method, updates, server)
+    only_averages = method.only_averages and mechanism is None and not settings.audit and not settings.screen
+    rejected: dict[int, str] = {}
+    if check is None:
+        rejected = invalid_updates(method, updates, server)
+    elif not only_averages:  # a mean is queued before the check waits for a GPU
+        check()
     updates = {client: updates[client] for client in sorted(updates) if client not in rejected}
     slots, bounded, screened_out = dict(server.slots), dict[int, str](), 0
     if settings.audit and mechanism is None and len(updates) > 1:
@@ -193,6 +199,8 @@ def server_update(
         )  # fmt: skip
         aggregated, weights, of_components = _aggregate(method, server, asked, updates, settings, left_out)
         slots |= of_components
+        if check is not None and only_averages:
+            check()
     if root is not None:
         slots["root"] = root.slot
     optimizer = method.optimizer or settings.server_optimizer
@@ -244,7 +252,8 @@ def _aggregate(
     models = stack_models([u.parameters for u in updates.values()])  # (C, S)
     rule, weighting = RoundRule.of(method, server, asked, updates, settings, left_out)
     check_models(method, rule.round)
-    with finite_models():  # `server_update` has made sure
+    # `server_update` looks at what clients send, but not at a root model
+    with without_finite_check() if asked.root is None else contextlib.nullcontext():
         aggregated, slots = rule.aggregate(models)
     slots = {"weighting": weighting, **slots}
     if (correction := method.correction) is not None:

@@ -95,17 +95,17 @@ def client_weights(models: ClientModels, weights: Tensor | None) -> Tensor:
     return upload(u / u.sum(), models.device)
 
 
-_are_finite: ContextVar[bool] = ContextVar("_are_finite", default=False)
+_skips_finite_check: ContextVar[bool] = ContextVar("_skips_finite_check", default=False)
 
 
 @contextlib.contextmanager
-def finite_models() -> Iterator[None]:
-    """Take the models and starts that are given inside as finite: another look at them all would wait for a GPU."""
-    token = _are_finite.set(True)
+def without_finite_check() -> Iterator[None]:
+    """Take models and starts as they are: the caller looks at all of them, and another look would wait for a GPU."""
+    token = _skips_finite_check.set(True)
     try:
         yield
     finally:
-        _are_finite.reset(token)
+        _skips_finite_check.reset(token)
 
 
 def _check_models(models: Tensor) -> None:
@@ -117,7 +117,7 @@ def _check_models(models: Tensor) -> None:
             f"models must be a floating-point tensor (clients, parameters), got {models.dtype} of shape "
             f"{tuple(models.shape)}"
         )
-    if _are_finite.get():
+    if _skips_finite_check.get():
         return
     for client, is_finite in enumerate(models.sum(1).isfinite().tolist()):
         if not is_finite and not models[client].isfinite().all():  # a sum may also overflow
@@ -128,7 +128,7 @@ def check_start(start: Tensor | None, models: ClientModels) -> None:
     """Raise InputError if the start has another shape, or is not finite."""
     if start is not None and start.shape != models.shape[1:]:
         raise InputError(f"start must have shape {tuple(models.shape[1:])}, got {tuple(start.shape)}")
-    if start is not None and not _are_finite.get() and not start.isfinite().all():
+    if start is not None and not _skips_finite_check.get() and not start.isfinite().all():
         raise InputError("start is not finite; pass the model that the clients received")
 
 

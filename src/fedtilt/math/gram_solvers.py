@@ -145,7 +145,7 @@ def mean_shift_weights(gram: Tensor, u: Tensor, q: float, sq_dist: Tensor) -> Te
     for step in range(100_000):
         shift = torch.softmax(log_u + q * sq_distances(gram, p), 0) - p
         sq_shift = float(shift @ gram @ shift)
-        if sq_shift <= _TOLERANCE**2 * typical:
+        if not sq_shift > _TOLERANCE**2 * typical:  # nor of points that are not finite
             break
         if step % 10 == 9 and sq_shift <= 1e-4 * typical and _is_near_mode(gram, p, q):
             candidate = p + _newton_direction(gram, p, shift, q)
@@ -186,6 +186,6 @@ def geometric_median_weights(gram: Tensor, u: Tensor) -> Tensor:
         new_p = inverse / inverse.sum()
         shift = new_p - p
         p = new_p
-        if float(shift @ gram @ shift) <= (0.01 * tolerance) ** 2:
+        if not float(shift @ gram @ shift) > (0.01 * tolerance) ** 2:  # nor of points that are not finite
             break
     return p

@@ -236,8 +236,16 @@ class Method:
     @property
     def is_plain_mean(self) -> bool:
         """Whether the rule is the mean of the models, each with the same weight."""
-        is_mean = isinstance(self.aggregator, aggregators.Mean) or self.aggregator == aggregators.Tilted()
-        return is_mean and isinstance(self.weighting, weightings.Equal)
+        return self._is_mean and isinstance(self.weighting, weightings.Equal)
+
+    @property
+    def only_averages(self) -> bool:
+        """Whether the server takes a mean of what clients send, whatever it is, and does nothing else with it."""
+        return self._is_mean and not (self.before or self.correction or self.training or self.needs_losses)
+
+    @property
+    def _is_mean(self) -> bool:
+        return type(self.aggregator) is aggregators.Mean or self.aggregator == aggregators.Tilted()
 
     def rates(self, lr: float, lr_personal: float | None) -> tuple[float, float]:
         """The learning rates of w and v in a run with these; the method's own come first.

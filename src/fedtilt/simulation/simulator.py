@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.prepare import PreparedRun, make_executor
 from fedtilt.engine.root_set import RootUpdate
 from fedtilt.engine.server import RoundRule, ServerUpdate, server_update
-from fedtilt.engine.updates import check_finite
+from fedtilt.engine.updates import raise_if_diverged, start_finite_check
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import compute_metrics
 from fedtilt.methods import ServerRound
@@ -114,33 +115,35 @@ class Simulator:
         server = merge_equal(state.server)
         clients = self._plan(server, selected, number)
         updates, kept, trained = self.train_clients(clients, number)
-        raise_if_diverged = check_finite(number, self._methods, server, updates, kept)
+        # the state changes only after all models have been checked
+        check = partial(
+            raise_if_diverged, number, self._methods, start_finite_check(self._methods, server, updates, kept)
+        )
         mechanism = self._prepared.mechanism and self._prepared.mechanism.for_round(number)
-        try:  # the server does not wait for a GPU that still trains
-            if self._collector is not None:
-                self._collect(self._collector, clients, trained, kept, number)
-            roots = self._train_on_root_sets(server, number)
-            received = self._received(server, updates, roots, number)
-            updated = {
-                m.name: server_update(
-                    m,
-                    server[m.name],
-                    received[m.name],
-                    self._settings,
-                    mechanism,
-                    round=number,
-                    root=roots.get(m.name),
-                    clients=federation.clients,
-                    left_out=federation.left_out,
-                    are_valid=received[m.name] is updates[m.name],
-                )
-                for m in self._methods
-            }
-        finally:  # whatever the server makes of models that are not finite, this is why
-            raise_if_diverged()
+        is_attacked = isinstance(federation, AttackedFederation)
+        if self._collector is not None or mechanism or is_attacked or self._prepared.roots:
+            check()
+        if self._collector is not None:
+            self._collect(self._collector, clients, trained, kept, number)
         # noise of the seed is the same in a round that is repeated, so it is one model
         made = self._releases.add() if mechanism and mechanism.seed is None else number
-        # the state changes only now
+        roots = self._train_on_root_sets(server, number)
+        received = self._received(server, updates, roots, number)
+        updated = {
+            m.name: server_update(
+                m,
+                server[m.name],
+                received[m.name],
+                self._settings,
+                mechanism,
+                round=number,
+                root=roots.get(m.name),
+                clients=federation.clients,
+                left_out=federation.left_out,
+                check=check if received[m.name] is updates[m.name] else None,
+            )
+            for m in self._methods
+        }
         state.server = {name: update.state for name, update in updated.items()}
         state.round = number
         for name, by_client in kept.items():
