@@ -137,11 +137,11 @@ def raise_if_diverged(number: int, methods: Sequence[Method], checks: Mapping[st
         client, reason = next(iter(reasons[diverged[0]].items()))
         method = next(m for m in methods if m.name == diverged[0])
         own = [p for p in (method.training, method.correction, method.objective) if p and not is_built_in(p)]
-        check = f"check {' and '.join(map(describe, own))}, or " if own else ""
+        advice = f"check {' and '.join(map(describe, own))}, or " if own else ""
         others = f" (and so did {', '.join(map(repr, diverged[1:]))})" if diverged[1:] else ""
         raise Diverged(
             f"method {diverged[0]!r} diverged in round {number} on client {client}{others}: its model {reason}; "
-            f"{check}lower lr (train.lr in a spec) or the tilts",
+            f"{advice}lower lr (train.lr in a spec) or the tilts",
             methods=diverged,
         )
 

@@ -282,7 +282,7 @@ def read_models(views: Sequence[Tensor]) -> Tensor:
     """The vectors (L, P) of models of which these are the parameters, each (L, …)."""
     sizes = [view[0].numel() for view in views]
     vectors = views[0].new_empty(len(views[0]), sum(sizes))
-    for view, columns in zip(views, vectors.split(sizes, 1), strict=True):  # faster on a GPU than one concatenation
+    for view, columns in zip(views, vectors.split(sizes, 1), strict=True):
         columns.view(view.shape).copy_(view)
     return vectors
 
