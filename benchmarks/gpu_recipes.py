@@ -5,7 +5,7 @@
 Every measurement is a process of its own. All share one new folder of compiled steps, so that the second process with
 the ResNet in float32 shows what a second run has to wait for. A step trains 20 models on one mini-batch of ten samples
 each; its time is the difference between training of many and of few steps, divided by the difference in steps. Needs
-only torch, triton, numpy and safetensors.
+only torch, triton, numpy and safetensors; the processes of the loop need loky, too.
 """
 
 import importlib
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -172,6 +173,7 @@ class Rows(nn.Module):
 
 def measure_loop(name: str) -> dict[str, Any]:
     """Seconds a round of 16 clients, whose models train in the loop, by the number of processes."""
+    warnings.filterwarnings("error", "workers", ft.InputWarning)  # of processes that cannot train
     count, samples = 16, 100
     images = torch.rand(count, samples + 10, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     y = torch.arange(samples + 10) % 10

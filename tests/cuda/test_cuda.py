@@ -366,6 +366,7 @@ def two_recurrent_layers(input_shape: tuple[int, ...], classes: int) -> nn.Modul
     return model
 
 
+@pytest.mark.filterwarnings("error:workers:fedtilt.errors.InputWarning")  # of processes that cannot train
 def test_what_cannot_be_stacked_trains_in_processes(federation: ft.Federation) -> None:
     """Bit-identical to the loop of this process, with a class that has no module to be imported from."""
     one, two = (
@@ -375,6 +376,15 @@ def test_what_cannot_be_stacked_trains_in_processes(federation: ft.Federation) -
     for method in METHODS:
         a, b = (rounds[-1].state.server[method.name].parameters for rounds in (one, two))
         assert torch.equal(a, b)
+
+
+def test_the_loop_trains_a_method_alone_as_beside_others(federation: ft.Federation) -> None:
+    """Bit-identical, unlike a stack, in which the number of models may change the order of sums."""
+    settings = TRAIN | {"device": "cuda", "backend": "autograd"}
+    together = list(ft.simulate(METHODS, federation, ft.models.cnn, **settings))[-1].state
+    for method in METHODS:
+        alone = list(ft.simulate([method], federation, ft.models.cnn, **settings))[-1].state
+        assert torch.equal(alone.server[method.name].parameters, together.server[method.name].parameters)
 
 
 FACTORIES = {"mlp": ft.models.mlp, "cnn": ft.models.cnn, "logistic": ft.models.logistic, "recurrent": recurrent}

@@ -41,8 +41,7 @@ _FEW_JOBS = 64  # up to this many jobs, only small tiles give enough programs to
 _LINEAR_TILES = {  # for few jobs, for many jobs
     "forward": (Tile(0, 16, 64, 2, 4), Tile(0, 64, 32, 4, 4)),
     "backward": (Tile(0, 32, 64, 4, 2), Tile(0, 128, 32, 4, 3)),
-    "head": (Tile(0, 256, 0, 4, 2), Tile(0, 64, 0, 1, 3)),
-    "head after convolution": (Tile(0, 256, 0, 4, 2), Tile(0, 128, 0, 2, 3)),
+    "head": (Tile(0, 256, 0, 4, 2),) * 2,
 }
 _CONV_TILES = {  # for up to 32, up to 64 and up to 128 channels
     ("forward", "float32"): (Tile(16, 32, 64, 4, 2), Tile(32, 64, 32, 8, 3), Tile(32, 128, 32, 8, 3)),
@@ -200,7 +199,7 @@ class KernelStep:
     def _head(self, offset: int) -> None:
         layer, number = self._net.layers[-1], len(self._net.blocks) + len(self._net.layers) - 1
         b = self._buffers
-        tile = self._linear_tile("head after convolution" if number == len(self._net.blocks) > 0 else "head")
+        tile = self._linear_tile("head")
         linear_kernels.head[(self._jobs,)](
             **self._update_arguments(), tau=b.tilts[1], lam=b.tilts[0], labels=b.y, groups=b.groups[0],
             source=self._activations[number], input_delta=self._delta[number], **self._batch_arguments(offset),
@@ -291,7 +290,7 @@ def _shared_memory(device: torch.device) -> int:
 
 def _linear_operand_bytes(kernel: str, tile: Tile, rows: int, classes: int) -> int:
     """Bytes of shared memory for the operands of a linear layer, in float32."""
-    if kernel.startswith("head"):
+    if kernel == "head":
         return 4 * tile.stages * (rows + classes) * tile.columns
     input_values = rows * tile.columns if kernel == "backward" else 0
     return 4 * (tile.stages * (rows + tile.columns) * tile.depth + input_values)
