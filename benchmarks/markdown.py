@@ -10,12 +10,14 @@ Record = dict[str, Any]
 
 
 def machine_text(record: Record) -> str:
-    """The machine, the version and the date of a result."""
+    """The machine, the version and the date of a result, or the first and the last of its parts."""
     m = record["machine"]
+    parts = [*record.get("rows", ()), *(v for v in record.values() if isinstance(v, dict))]
+    days = sorted({str(part["date"])[:10] for part in (record, *parts) if "date" in part})
     gpu = f"{m['gpu']}, " if "gpu" in m else ""
     return (
         f"{gpu}{m['processor']}, {m['cores']} cores, {m['memory_gib']} GiB, torch {m['torch']}; "
-        f"fedtilt {record['fedtilt']}, {record['date'][:10]}"
+        f"fedtilt {record['fedtilt']}, {' to '.join(dict.fromkeys((days[0], days[-1])))}"
     )
 
 

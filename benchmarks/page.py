@@ -3,13 +3,15 @@
     python -m benchmarks.page                                # write the pages again
     python -m benchmarks.page --record bench-results/*.json  # record these results, then write the pages
 
-A recorded result is one JSON file per kind; a new one replaces it. All of them are of one version of fedtilt.
+A recorded result is one JSON file per kind. A new one replaces it; where both are of one machine, rows and tasks that
+only the earlier one has stay, with their date. All of them are of one version of fedtilt.
 """
 
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from benchmarks import attacks, divisions, page_audit, page_speed, page_tuning
 from benchmarks.markdown import DOCS, RECORDS, Record
@@ -22,6 +24,9 @@ KINDS = (
     "tuning-cost-cpu", "tuning-cost-cuda", "attacks", "divisions", "divisions-mnist",
     "divisions-fashion-mnist", "screening",
 )  # fmt: skip
+
+
+PARTIAL = ("gpu_recipes", "others", "others-accuracy", "others-cpu")  # may be measured in several calls
 
 
 def read_records(folder: Path = RECORDS) -> dict[str, Record]:
@@ -37,8 +42,26 @@ def add_records(paths: Iterable[Path], folder: Path = RECORDS) -> list[Path]:
         record = json.loads(path.read_text())
         if record.get("kind") in KINDS:  # no smoke test
             added.append(folder / f"{record['kind']}.json")
+            if added[-1].exists():
+                record = with_earlier(record, json.loads(added[-1].read_text()))
             added[-1].write_text(json.dumps(record, indent=1) + "\n")
     return added
+
+
+def with_earlier(record: Record, earlier: Record) -> Record:
+    """A record with the rows and tasks that only the earlier one has, if both are of one machine."""
+    if record["kind"] not in PARTIAL or record["machine"] != earlier["machine"]:
+        return record
+    dated = {"date": earlier["date"]}
+    if "rows" not in record:  # tasks by name
+        return record | {k: dated | v for k, v in earlier.items() if k not in record and isinstance(v, dict)}
+    new = {_row_key(row): row for row in record["rows"]}
+    rows = [new.pop(_row_key(row), dated | row) for row in earlier["rows"]]
+    return record | {"rows": [*rows, *new.values()]}
+
+
+def _row_key(row: Record) -> tuple[Any, ...]:
+    return row.get("case"), row["implementation"], row.get("seed")
 
 
 def render_page(records: Mapping[str, Record]) -> str:

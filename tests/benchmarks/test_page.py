@@ -2,12 +2,14 @@
 
 import json
 import xml.etree.ElementTree as ElementTree
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedtilt as ft
+from benchmarks.markdown import machine_text
 from benchmarks.measure import step_operations
 from benchmarks.page import add_records, read_records, render_attacks, render_page
 from benchmarks.page_speed import figures
@@ -179,6 +181,29 @@ def test_records_are_named_by_kind_and_smoke_tests_are_not_recorded(tmp_path: Pa
     added = add_records(paths, tmp_path / "records")
     assert [path.name for path in added] == ["rounds.json"]
     assert read_records(tmp_path / "records") == by_kind(rounds_record())
+
+
+def test_what_is_measured_in_several_calls_is_recorded_together(tmp_path: Path) -> None:
+    records = tmp_path / "records"
+
+    def add(day: int, content: dict[str, Any], machine: str = "a") -> dict[str, Any]:
+        path = tmp_path / "new.json"
+        path.write_text(json.dumps(content | {"date": f"2026-01-0{day}T00:00:00Z", "machine": {"processor": machine}}))
+        add_records([path], records)
+        return read_records(records)[content["kind"]]
+
+    rows = [{"case": c, "implementation": i, "seconds": n} for n, (c, i) in enumerate(product("ab", ("ours", "pfl")))]
+    add(1, {"kind": "others", "rows": rows})
+    found = add(2, {"kind": "others", "rows": [rows[0] | {"seconds": 9}, {"case": "c", "implementation": "ours"}]})
+    assert [row.get("seconds") for row in found["rows"]] == [9, 1, 2, 3, None]
+    assert [row.get("date", found["date"])[9] for row in found["rows"]] == list("21112")
+    assert len(add(3, {"kind": "others", "rows": rows[:1]}, machine="b")["rows"]) == 1  # of another machine
+    add(1, {"kind": "gpu_recipes", "mlp": {"us": 1}, "loop": {"s": 1}})
+    found = add(2, {"kind": "gpu_recipes", "loop": {"s": 2}})
+    assert found["mlp"] == {"us": 1, "date": "2026-01-01T00:00:00Z"}
+    assert found["loop"] == {"s": 2}
+    of_two_days = found | {"fedtilt": "1", "machine": dict.fromkeys(("processor", "cores", "memory_gib", "torch"), 1)}
+    assert machine_text(of_two_days).endswith("fedtilt 1, 2026-01-01 to 2026-01-02")
 
 
 def test_operations_of_a_step_match_a_count_by_hand() -> None:
