@@ -16,6 +16,7 @@ from types import ModuleType
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import fedtilt as ft
 import fedtilt.flower
@@ -133,8 +134,12 @@ def test_the_lock_agrees_with_the_constraints_and_has_every_dependency() -> None
         assert versions[canonicalize_name(requirement.name)] in requirement.specifier, text
 
 
-def test_the_citation_has_the_version() -> None:
-    assert f"\nversion: {ft.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+def test_the_citation_has_the_last_release() -> None:
+    released = re.findall(r"^## (\d\S+) \((\S+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {released[0][0]}\n" in citation
+    assert f"\ndate-released: {released[0][1]}\n" in citation
+    assert Version(ft.__version__) >= Version(released[0][0])
 
 
 def test_the_image_copies_files_that_exist_and_starts_what_it_installs() -> None:
