@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import fedtilt as ft
 from fedtilt import models, seeds
@@ -27,6 +28,7 @@ from fedtilt.optimizers import SGD, Adam, AdamW
 from fedtilt.parts import buffers_to_vector, changing_buffers
 from fedtilt.runs.export import export_model
 from fedtilt.training import BACKENDS, Batches, LocalJob, choose_backend, make_batches, stacked
+from fedtilt.training.dropout import keyed_dropout
 from tests.helpers.callbacks import Calls, stop_after
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
 from tests.training.test_special_steps import KINDS, special
@@ -76,6 +78,11 @@ def test_random_numbers_are_the_same_integers() -> None:
     assert torch.equal(seeds.permutations(key, 3, 100, "cuda").cpu(), seeds.permutations(key, 3, 100))
     assert torch.equal(seeds.uniform(key, (50, 7), "cuda").cpu(), seeds.uniform(key, (50, 7)))
     torch.testing.assert_close(seeds.normal(key, (50, 7), "cuda").cpu(), seeds.normal(key, (50, 7)), rtol=1e-6, atol=0)
+    with keyed_dropout() as masks:
+        masks.start(key, 1)
+        on_cpu = functional.dropout(torch.ones(50, 7))
+        masks.start(key, 1)
+        assert torch.equal(functional.dropout(torch.ones(50, 7, device="cuda")).cpu(), on_cpu)
 
 
 AGGREGATORS: dict[str, Callable[[Tensor], Tensor]] = {
