@@ -26,6 +26,7 @@ from torch import Tensor, nn
 import fedtilt as ft
 from benchmarks.options import make_result_parser, require_cuda, save_result
 from fedtilt import models
+from fedtilt.errors import InputWarning
 from fedtilt.optimizers import SGD, Adam
 from fedtilt.parts import buffers_to_vector, changing_buffers
 from fedtilt.training import BACKENDS, Batches, LocalJob, make_batches
@@ -173,7 +174,7 @@ class Rows(nn.Module):
 
 def measure_loop(name: str) -> dict[str, Any]:
     """Seconds a round of 16 clients, whose models train in the loop, by the number of processes."""
-    warnings.filterwarnings("error", "workers", ft.InputWarning)  # of processes that cannot train
+    warnings.filterwarnings("error", "workers", InputWarning)  # of processes that cannot train
     count, samples = 16, 100
     images = torch.rand(count, samples + 10, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     y = torch.arange(samples + 10) % 10

@@ -236,14 +236,13 @@ def _gpu_recipes(record: Record | None) -> str:
             times = [f"{values[f'{backend}_milliseconds']:.1f}" for backend in ("loop", "stacked")]
             first = f"{values['first_call_seconds']:.0f} s"
             resnets.append([_resnet_title(task), *times, f"{values['ratio']:.1f} ×", first])
-    parts = [
+    text = (
         f"{machine_text(record)}. A stack of any model is compiled by torch at its first call; a second process finds "
-        "the compiled step in a cache. Python's byte code of torch is on the disk, as pip leaves it. The loop trains "
-        "one model after the other on the same GPU; what cannot be stacked trains so in four processes, if the run is "
-        "long.\n",
-        *([f"{record['remark']}\n"] if "remark" in record else []),
-    ]
-    return "\n".join([*parts, *(markdown_table(rows) for rows in (resnets, loops, optimizers) if len(rows) > 1)])
+        "the compiled step in a cache. Python's byte code of torch is on the disk, as pip leaves it. The autograd loop "
+        "trains one model after the other on the same GPU; what cannot be stacked trains so, in four processes if the "
+        "run is long.\n"
+    )
+    return "\n".join([text, *(markdown_table(rows) for rows in (resnets, loops, optimizers) if len(rows) > 1)])
 
 
 _LOOPS = {"lstm": "two LSTM layers with dropout between them", "resnet18": "ResNet-18 (backend = autograd)"}

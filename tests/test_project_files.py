@@ -150,7 +150,12 @@ def test_the_release_checks_the_tag_and_adds_the_address_of_the_repository(tmp_p
     for name in ("pyproject.toml", "CITATION.cff", "src/fedtilt/version.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text((ROOT / name).read_text())
-    version = re.findall(r'"([\d.]+)"', (tmp_path / "src/fedtilt/version.py").read_text())[0]
+    version = "90.1.0"
+
+    def set_version(name: str, before: str) -> None:
+        text, count = re.subn(rf'^({before})[^"\n]+', rf"\g<1>{version}", (ROOT / name).read_text(), flags=re.MULTILINE)
+        (tmp_path / name).write_text(text)
+        assert count == 1
 
     def run(code: str, tag: str) -> int:
         names = {"GITHUB_REF_NAME": tag, "GITHUB_SERVER_URL": "https://host", "GITHUB_REPOSITORY": "owner/name"}
@@ -159,6 +164,9 @@ def test_the_release_checks_the_tag_and_adds_the_address_of_the_repository(tmp_p
         ).returncode
 
     check, address = steps.values()
+    set_version("src/fedtilt/version.py", '__version__ = "')
+    assert run(check, f"v{version}") != 0  # the citation has another
+    set_version("CITATION.cff", "version: ")
     assert (run(check, f"v{version}"), run(check, "v99.0") != 0) == (0, True)
     assert run(address, f"v{version}") == 0
     before = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
