@@ -4,7 +4,7 @@
     python -m benchmarks.page --record bench-results/*.json  # record these results, then write the pages
 
 A recorded result is one JSON file per kind. A new one replaces it; where both are of one machine, rows and tasks that
-only the earlier one has stay, with their date. All of them are of one version of fedtilt.
+only the earlier one has stay, with their date. All of them are of the last release or of the version that follows it.
 """
 
 import json

@@ -1,6 +1,7 @@
 """docs/benchmarks.md and docs/attacks.md match the recorded results; operations and steps are counted correctly."""
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from itertools import product
 from pathlib import Path
@@ -12,7 +13,7 @@ import fedtilt as ft
 from benchmarks.markdown import machine_text
 from benchmarks.measure import step_operations
 from benchmarks.page import add_records, read_records, render_attacks, render_page
-from benchmarks.page_speed import figures
+from benchmarks.page_speed import figures, median_seconds, our_names
 from benchmarks.rounds import TASKS, same_loss
 
 ROOT = Path(__file__).parents[2]
@@ -61,14 +62,31 @@ def by_kind(*records: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {record["kind"]: record for record in records}
 
 
-def test_the_pages_and_figures_match_the_records_of_one_version() -> None:
+def test_the_pages_and_figures_match_the_records() -> None:
     records = read_records()
     assert (ROOT / "docs/benchmarks.md").read_text() == render_page(records), "run python -m benchmarks.page"
     assert (ROOT / "docs/attacks.md").read_text() == render_attacks(records), "run python -m benchmarks.page"
     drawn = {path.name: path.read_text() for path in (ROOT / "docs/benchmarks").glob("*.svg")}
     assert drawn == figures(records)
     assert all(record["kind"] == name for name, record in records.items())
-    assert len({record["fedtilt"] for record in records.values()}) == 1
+    released = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert released
+    assert {record["fedtilt"] for record in records.values()} <= {released[1], ft.__version__}
+
+
+def test_the_readme_has_the_speed_ups_of_the_records() -> None:
+    records, gains = read_records(), {}
+    for name, task in records["rounds"]["tasks"].items():
+        seconds = median_seconds(task["implementations"])
+        ours = our_names(task["implementations"])
+        gains[name] = [round(seconds["plain PyTorch loop"] / seconds[one], 1) for one in ours]
+    cnn, mlp = gains.pop("cnn"), [gain for of_task in gains.values() for gain in of_task]
+    cifar10 = {r["implementation"]: r["round_seconds"] for r in records["others"]["rows"] if r["case"] == "pfl-cifar10"}
+    tf32, bfloat16 = (round(cifar10["pfl"] / cifar10[f"fedtilt, {name}"]) for name in ("tf32", "bfloat16"))
+    assert (
+        f"perceptron is {min(mlp):.0f} to {max(mlp):.0f} times as fast as a plain PyTorch loop, "
+        f"of its CNN {cnn[0]} times; on an H200, {tf32} to {bfloat16} times as fast as pfl"
+    ) in (ROOT / "README.md").read_text()
 
 
 def test_without_records_the_page_names_the_commands() -> None:
