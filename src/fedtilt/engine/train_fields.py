@@ -155,8 +155,8 @@ class TrainFields:
     )
     workers: int | None = setting(
         None,
-        "worker processes; default: one per core; on a GPU up to four for a long run that cannot be stacked; on a "
-        "cluster, one per CPU or GPU; 0: none",
+        "worker processes; default: on a CPU one per core; on a GPU none, up to four for a long run that cannot be "
+        "stacked; on a cluster one per CPU or GPU; 0: none",
         ge=0,
         example=2,
     )
