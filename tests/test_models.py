@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,24 @@ def test_a_model_is_a_module_or_a_function() -> None:
     assert torch.equal(models.parameters_to_vector(built), models.parameters_to_vector(module))
     assert isinstance(models.build(lambda: nn.Linear(4, 2), (4,), 2, 0), nn.Linear)
     assert models.build(lambda classes: nn.Linear(4, classes), (4,), 3, 0).out_features == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm, nn.Identity()])
+def test_a_model_of_the_user_stays_as_it_is(norm: Callable[[nn.Module], nn.Module]) -> None:
+    """Also one that a function returns every time, and one with a weight computed from parameters."""
+    own = nn.Sequential(nn.Flatten(), norm(nn.Linear(4, 1)))
+    before = {name: tensor.clone() for name, tensor in own.state_dict().items()}
+    x = torch.randn(3, 4)
+    for source in (own, lambda: own):
+        model = models.build(source, (4,), 2, seed=0)
+        assert model(x).shape == (3, 2)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.zero_()
+        assert own(x).shape == (3, 1)
+    for name, tensor in own.state_dict().items():
+        assert torch.equal(tensor, before[name])
 
 
 def test_sizes_may_be_numpy_integers() -> None:

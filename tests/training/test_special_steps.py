@@ -75,15 +75,18 @@ def assert_agree(
             assert (result.anchor - reference.anchor).norm() <= tolerance * (reference.anchor - job.anchor).norm()
 
 
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_loop_against_steps_by_hand(kind: str) -> None:
+def test_the_loop_against_steps_by_hand(kind: str, clip_norm: float | None) -> None:
     """Logistic regression, whose gradient is Xᵀ(softmax − one-hot) / n."""
     x, y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
     model = models.build(models.logistic, (4,), 3, seed=1)
     start = models.parameters_to_vector(model)
     batches = make_batches(x, y, seed=0, round=1, client=0, epochs=EPOCHS, batch_size=5)
     lr = 0.1
-    job = special(LocalJob(start=start, anchor=start + 0.1, prox=0.5, tau=0.0, lam=0.0, lr=lr), kind)
+    optimizer = SGD(clip_norm=clip_norm)
+    job = LocalJob(start=start, anchor=start + 0.1, prox=0.5, tau=0.0, lam=0.0, lr=lr, optimizer=optimizer)
+    job = special(job, kind)
     if kind == "first":
         job = replace(job, first=torch.cat([torch.zeros(12), torch.ones(3)]))
 
@@ -102,6 +105,8 @@ def test_the_loop_against_steps_by_hand(kind: str) -> None:
                     gradient += job.drift
                 if job.first is not None:
                     gradient *= job.first if epoch == 0 else 1 - job.first
+                if clip_norm is not None:  # of the parameters that train
+                    gradient *= clip_norm / max(clip_norm, gradient.norm())
                 theta -= lr * gradient
             anchor += job.anchor_rate * (theta - anchor)
     trained = BACKENDS["autograd"](model, [job], [batches])[0]

@@ -1,7 +1,9 @@
 """The stacked backend trains any recipe like the autograd loop: optimisers, losses, BatchNorm, frozen parameters."""
 
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -572,4 +574,27 @@ def test_the_stack_that_was_used_least_recently_is_freed(monkeypatch: pytest.Mon
     for model in (a, b, a, c):
         BACKENDS["stacked"](model, *make_jobs(model))
     assert {key[0] for key in stacked._stacks} == {a, c}
+    stacked.clear_cache()
+
+
+def test_threads_that_train_one_model_have_a_stack_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    stacked.clear_cache()
+    model = models.build(MODELS["logistic"], SHAPE, CLASSES, seed=3)
+    jobs, batches = make_jobs(model)
+    others = [replace(job, start=-job.start) for job in jobs]
+    expected = [BACKENDS["stacked"](model, each, batches) for each in (jobs, others)]  # leaves a stack
+    train, both, used = Stack.train, threading.Barrier(2, timeout=60), []
+
+    def train_together(self: Stack, *arguments: list) -> list[Trained]:
+        used.append(self)
+        both.wait()
+        return train(self, *arguments)
+
+    monkeypatch.setattr(Stack, "train", train_together)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda each: BACKENDS["stacked"](model, each, batches), (jobs, others)))
+    assert used[0] is not used[1]
+    for of_thread, alone in zip(found, expected, strict=True):
+        for a, b in zip(of_thread, alone, strict=True):
+            assert torch.equal(a.parameters, b.parameters)
     stacked.clear_cache()

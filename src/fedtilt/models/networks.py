@@ -112,7 +112,7 @@ def _sizes(sizes: Sequence[int], what: str) -> list[int]:
 
 
 def build(source: ModelSource, input_shape: InputShape, classes: int, seed: int) -> nn.Module:
-    """A checked model on the CPU: a copy of a module, or the result of a function.
+    """A checked model on the CPU: a copy of a module, or of what a function returns.
 
     Args:
         source: a module, or a function that may take `input_shape` and `classes`
@@ -121,16 +121,23 @@ def build(source: ModelSource, input_shape: InputShape, classes: int, seed: int)
         seed: seeds the initial weights of a function; the global random state is restored afterwards
     """
     if isinstance(source, nn.Module):
-        model = copy.deepcopy(source)
+        model = source
     elif not callable(source):
         raise InputError(f"model must be an nn.Module or a function such as ft.models.mlp, got {source!r}")
     else:
         with seeds.seeded_global_rng(seed % 2**63):
             model = _call(source, input_shape, classes)
     if built_in_name(source) is None:
+        model = _copied(model)  # a function may return one module twice
         _fit(model, input_shape, classes, seed)
     check(model)
     return model.cpu()
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy; tensors computed from parameters, as `weight_norm` has, are copied without their graph."""
+    tensors = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in tensors if not tensor.is_leaf})
 
 
 def _fit(model: nn.Module, input_shape: InputShape, outputs: int, seed: int) -> None:

@@ -144,10 +144,8 @@ def _step(
 ) -> Step:  # fmt: skip
     """A function that takes one step with the gradients of the loss; views and parameters are the pieces of theta.
 
-    Where `trained` is 0, theta stays as it is.
+    Where `trained` is 0, theta stays as it is, and no gradient enters the step.
     """
-    if trained is not None:
-        return _only(trained, theta, _step(job, theta, anchor, views, parameters, None))
 
     def plain_step(grads: Sequence[Tensor]) -> None:
         if job.prox:
@@ -157,31 +155,32 @@ def _step(
         for view, grad in zip(views, grads, strict=True):
             view.sub_(grad, alpha=job.lr)
 
-    if job.optimizer.is_plain:
-        return plain_step
-    optimizer = client_update.torch_optimizer(job.optimizer, parameters, job.lr)
     sizes = [view.numel() for view in views]
+    optimizer = None if job.optimizer.is_plain else client_update.torch_optimizer(job.optimizer, parameters, job.lr)
 
     def optimizer_step(grads: Sequence[Tensor]) -> None:
+        assert optimizer is not None
         added = [] if not job.prox else [(theta - anchor) * job.prox]
         for term in added if job.drift is None else [*added, job.drift]:
             grads = [grad + piece.view_as(grad) for grad, piece in zip(grads, term.split(sizes), strict=True)]
+        if trained is not None:
+            grads = [grad * mask.view_as(grad) for grad, mask in zip(grads, trained.split(sizes), strict=True)]
         for p, grad in zip(parameters, grads, strict=True):
             p.grad = grad
         if job.optimizer.clip_norm is not None:
             nn.utils.clip_grad_norm_(parameters, job.optimizer.clip_norm)
         optimizer.step()
 
-    return optimizer_step
+    step = plain_step if optimizer is None else optimizer_step
+    return step if trained is None else _only(trained, theta, step)
 
 
 def _only(trained: Tensor, theta: Tensor, step: Step) -> Step:
-    """The same step, on the parameters where `trained` is 1; no gradient of the others enters it."""
+    """The same step, which changes the parameters where `trained` is 1 alone."""
 
     def masked_step(grads: Sequence[Tensor]) -> None:
         before = theta.clone()
-        masks = trained.split([grad.numel() for grad in grads])
-        step([grad * mask.view_as(grad) for grad, mask in zip(grads, masks, strict=True)])
+        step(grads)
         theta.copy_(torch.where(trained > 0, theta, before))
 
     return masked_step

@@ -226,12 +226,10 @@ def _train_stack(
     if jobs[0].buffers is not None:
         _check_single_samples(model, batches)
     key = _stack_key(model, jobs, batches, precision)
-    with _stacks_lock:
-        stack = _stacks.pop(key, None) or Stack(*key)
-        _stacks[key] = stack
-        if len(_stacks) > _MAX_STACKS:
-            del _stacks[next(iter(_stacks))]
-    return stack.train(jobs, batches)
+    stack = _taken(key) or Stack(*key)
+    trained = stack.train(jobs, batches)
+    _put_back(key, stack)
+    return trained
 
 
 def load_ahead(model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches], precision: str) -> None:
@@ -243,14 +241,30 @@ def load_ahead(model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Bat
         return
     for indices in _split_into_stacks(jobs, batches):
         of_stack = [jobs[i] for i in indices], [batches[i] for i in indices]
-        if (stack := _stacks.get(_stack_key(model, *of_stack, precision))) is not None:
+        key = _stack_key(model, *of_stack, precision)
+        if (stack := _taken(key)) is not None:
             stack.load_samples(*of_stack)
+            _put_back(key, stack)
 
 
-def _stack_key(
-    model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches], precision: str
-) -> tuple[nn.Module, Recipe, StackSizes, torch.device, str]:
+_StackKey = tuple[nn.Module, Recipe, StackSizes, torch.device, str]
+
+
+def _stack_key(model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches], precision: str) -> _StackKey:
     return model, Recipe.of(jobs[0]), StackSizes.of(jobs, batches), jobs[0].start.device, precision
+
+
+def _taken(key: _StackKey) -> Stack | None:
+    """A stack that was put back, for one thread alone: its buffers are those of one round."""
+    with _stacks_lock:
+        return _stacks.pop(key, None)
+
+
+def _put_back(key: _StackKey, stack: Stack) -> None:
+    with _stacks_lock:
+        _stacks[key] = stack
+        if len(_stacks) > _MAX_STACKS:
+            del _stacks[next(iter(_stacks))]
 
 
 def _check_single_samples(model: nn.Module, batches: Sequence[Batches]) -> None:
@@ -266,7 +280,7 @@ _jobs_in_memory: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDict
 
 # A run needs one set of sizes per recipe and length, and one more where the last group of clients is smaller.
 _MAX_STACKS = 8
-_stacks: dict[tuple[nn.Module, Recipe, StackSizes, torch.device, str], Stack] = {}  # what was used last is last
+_stacks: dict[_StackKey, Stack] = {}  # what was used last is last
 _stacks_lock = threading.Lock()  # several threads may train
 
 
