@@ -4,6 +4,8 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 from functools import partial
 
@@ -17,7 +19,7 @@ from fedtilt.executors.client_batches import BatchSettings
 from fedtilt.executors.forked import ForkedExecutor, ResultRows, SharedBlock
 from fedtilt.executors.in_process import ClientTraining, InProcessExecutor
 from fedtilt.executors.sharded_models import stack_models
-from fedtilt.executors.spawned import SpawnedExecutor, default_workers
+from fedtilt.executors.spawned import SpawnedExecutor, _interrupts_ignored, default_workers
 from fedtilt.models import parameters_to_vector
 from fedtilt.optimizers import SGD, Adam
 from fedtilt.training import LocalJob, Trained, make_batches
@@ -228,6 +230,14 @@ def test_processes_started_anew_train_as_this_process_does(how: str) -> None:
     for text, reason in zip(notices, reasons[how], strict=True):
         assert reason in text
         assert text.endswith("): clients train one after the other from round 1 on")
+
+
+def test_ctrl_c_does_not_reach_processes_that_start() -> None:
+    here = signal.getsignal(signal.SIGINT)
+    with _interrupts_ignored():
+        started = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGINT).name)"]
+        assert subprocess.run(started, capture_output=True, text=True).stdout == "SIG_IGN\n"
+    assert signal.getsignal(signal.SIGINT) is here
 
 
 @pytest.mark.slow

@@ -8,9 +8,11 @@ import copy
 import math
 import multiprocessing
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -121,7 +123,9 @@ class SpawnedExecutor:
             self._workers, job_reducers=shared, result_reducers=shared, initializer=_start_worker,
             initargs=(sent, str(self._device), self._precision),
         )  # fmt: skip
-        self._pool.submit(_answer, Trained(torch.zeros(1, device=self._device)), jobs).result()
+        with _interrupts_ignored():  # the parent handles Ctrl-C, and then ends its workers
+            answer = self._pool.submit(_answer, Trained(torch.zeros(1, device=self._device)), jobs)
+        answer.result()
 
     def _end_pool(self) -> None:
         if self._pool is not None:
@@ -132,6 +136,20 @@ class SpawnedExecutor:
         """End the processes."""
         self._end_pool()
         self._in_process.close()
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes that start in this block do not see Ctrl-C, not even while they import."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is None or threading.current_thread() is not threading.main_thread():  # who may set no handler
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _reason(error: Exception) -> str:
@@ -160,7 +178,7 @@ def _start_worker(training: ClientTraining, device: str, precision: str) -> None
     from loky import process_executor
 
     process_executor._MAX_MEMORY_LEAK_SIZE = math.inf  # it would start a process again that has loaded CUDA's libraries
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and then ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it was not ignored from the start on
     torch.set_num_threads(1)
     _Worker.device = torch.device(device)
     try:
