@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedtilt.errors import InputError
-from fedtilt.evaluation.metrics import compute_metrics
+from fedtilt.evaluation.metrics import Metrics, compute_metrics
 
 
 def by_numpy(correct: np.ndarray, total: np.ndarray) -> list[float]:
@@ -33,15 +33,18 @@ def test_against_numpy_with_clients_that_lack_classes_or_data(clients: int, clas
     total[0, 0] = 7  # at least one
     correct = rng.integers(0, total + 1)
     m = compute_metrics(torch.tensor(correct), torch.tensor(total))
-    values = [m.accuracy, m.client_fairness, *m.client_data_fairness, m.worst, m.best, m.worst_client]
+    assert (m.client_data_fairness is None) == (classes == 1)  # the spread over one class is no fairness
+    spread = m.client_data_fairness or (0.0, 0.0)
+    values = [m.accuracy, m.client_fairness, *spread, m.worst, m.best, m.worst_client]
     np.testing.assert_allclose(values, by_numpy(correct, total), rtol=1e-12, atol=1e-9)
+    assert Metrics.from_json(m.to_json()) == m
     assert m.clients == (total.sum(1) > 0).sum()
     assert not any(math.isnan(v) for v in values)
 
 
 def test_one_client_and_one_class() -> None:
     m = compute_metrics(torch.tensor([[3]]), torch.tensor([[4]]))
-    assert dataclasses.astuple(m) == ("accuracy", 75.0, 0.0, (0.0, 0.0), 75.0, 75.0, 75.0, 1, 0.0, ())
+    assert dataclasses.astuple(m) == ("accuracy", 75.0, 0.0, None, 75.0, 75.0, 75.0, 1, 0.0, ())
 
 
 @pytest.mark.parametrize(

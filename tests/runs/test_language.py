@@ -24,6 +24,7 @@ from fedtilt.flower import Task
 from fedtilt.flower.loopback import run_loopback
 from fedtilt.report.inline import as_run
 from fedtilt.runs.export import export_model
+from fedtilt.tuning.objectives import find_objective
 
 pandas = pytest.importorskip("pandas")
 
@@ -239,8 +240,15 @@ def test_report_baselines_export_and_resume(task: str, tmp_path: Path) -> None:
     console.print(comparison_table(as_run(result), 200), legend(as_run(result)))
     lines = list(_beyond_chance(result["fedavg"].predictions, "client", 0.95))
     for text in (page, markdown, console.file.getvalue()):  # chance in these scores is unknown
-        for absent in ("airness beyond chance", ">beyond chance", "| beyond chance", "ails most"):
-            assert absent not in text
+        for absent in (
+            "airness beyond chance",
+            ">beyond chance",
+            "| beyond chance",
+            "ails most",
+            "client data fairness",
+        ):
+            assert absent not in text  # samples have neither classes nor groups
+    assert "client data fairness" not in str(result)
     assert "beyond" not in console.file.getvalue()
     assert lines == []
     assert title in console.file.getvalue()
@@ -330,6 +338,8 @@ def test_what_makes_no_sense_raises() -> None:
         result.metrics_frame("auroc")
     with pytest.raises(InputError, match="positive = 'a' is for classes, and the data has tokens as targets"):
         result.metrics_frame(positive="a")
+    with pytest.raises(InputError, match="no objective 'class_fairness' for language; choose one of loss, perplexity"):
+        find_objective("class_fairness", fed)
     with pytest.raises(InputError, match="outliers = 'flips' changes classes"):
         federation(LABELS, outliers="flips")
     with pytest.warns(InputWarning, match="the targets are the tokens of x_train themselves"):

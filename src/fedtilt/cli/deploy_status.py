@@ -54,8 +54,10 @@ def _print_processes(cluster: LocalCluster) -> list[str] | None:
     if problem:
         echo(f"broken: {problem}\n{processes}")
         return None
-    echo(f"up: {cluster.connected_sites()} of {cluster.sites} sites are connected to 127.0.0.1:{cluster.port}")
-    for site in cluster.stopped_sites():
+    stopped = cluster.stopped_sites()  # the SuperLink may count them for a while
+    connected = min(cluster.connected_sites(), cluster.sites - len(stopped))
+    echo(f"up: {connected} of {cluster.sites} sites are connected to 127.0.0.1:{cluster.port}")
+    for site in stopped:
         echo(f"site {site} has stopped; see {cluster.log_file(site)}")
     echo(processes)
     submitted = cluster.runs()

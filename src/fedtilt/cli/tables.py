@@ -101,7 +101,7 @@ def _group_table(found: GroupTable, metrics: Sequence[Metric]) -> Table:
 
 _ABOUT_SCORES = {  # by the main score
     "mae": "errors on a client's test data in the unit of the target",
-    "loss": "of a client's samples, each the mean over its tokens; perplexity is the exponential of the loss",
+    "loss": "of a client's samples, each the mean over its tokens; perplexity is the exponential of a client's loss",
     "label_accuracy": "% of right labels, of samples with all labels right, and F1 over all labels, of a client",
 }
 
@@ -122,10 +122,10 @@ def legend(run: Run) -> Table:
     if score is not ACCURACY:
         titles = ", ".join(each.title for each in (score, *others_of(score)))
         lines = {titles: f"{_ABOUT_SCORES[score.name]}, mean over clients"}
-    lines |= {
-        "client fairness": f"std{of_score} over clients; lower is fairer",
-        "client data fairness": f"std{of_score} over a client's {escape(in_words(run.group))}, mean over clients",
-    }
+    lines["client fairness"] = f"std{of_score} over clients; lower is fairer"
+    if len(compare.fairness_metrics(run)) > 1:
+        groups = escape(in_words(run.group))
+        lines["client data fairness"] = f"std{of_score} over a client's {groups}, mean over clients"
     if beyond_chance := fairness_beyond_chance(run):
         lines |= {
             "beyond chance": escape(beyond_chance),
@@ -187,9 +187,13 @@ def progress_table(summaries: Mapping[str, RoundMetrics]) -> Table:
     out = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2))
     shown = leading_methods(summaries, 8)
     score = SCORES[next(iter(shown.values())).evaluated.score].title
-    for title in ("method", score, "client fairness", "client data fairness"):
-        out.add_column(title, justify="left" if title == "method" else "right")
+    rows = {}
     for name, summary in shown.items():
         m = summary.evaluated
-        out.add_row(escape(name), f"{m.mean:.2f}", f"{m.client_fairness:.2f}", f"{m.client_data_fairness[0]:.2f}")
+        rows[name] = [m.mean, m.client_fairness, *(m.client_data_fairness or ())[:1]]
+    titles = "method", score, "client fairness", "client data fairness"
+    for title in titles[: 1 + max(map(len, rows.values()))]:
+        out.add_column(title, justify="left" if title == "method" else "right")
+    for name, values in rows.items():
+        out.add_row(escape(name), *(f"{value:.2f}" for value in values))
     return out

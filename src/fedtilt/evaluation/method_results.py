@@ -117,8 +117,11 @@ class EvaluatedResult:
         return self.summary.privacy
 
     @property
-    def client_data_fairness(self) -> tuple[float, float]:
-        """Mean and std over clients of the std of the score over a client's classes or groups: lower is fairer."""
+    def client_data_fairness(self) -> tuple[float, float] | None:
+        """Mean and std over clients of the std of the score over a client's classes or groups: lower is fairer.
+
+        None: the samples have neither.
+        """
         return self.metrics.client_data_fairness
 
     def table(self, by: str | None = None) -> tuple[Tensor, Tensor, tuple[str, ...]]:

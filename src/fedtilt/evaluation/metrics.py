@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, NamedTuple, Self
 
 from torch import Tensor
@@ -21,6 +22,7 @@ from fedtilt.evaluation.scores import (
 )
 
 BEYOND_CHANCE = "client_fairness_beyond_chance"  # in files
+_CLIENT_DATA_FAIRNESS = "client_data_fairness_mean", "client_data_fairness_std"
 
 
 class GroupCounts(NamedTuple):
@@ -64,7 +66,8 @@ class Metrics:
     score: str = "accuracy"  # the name of the score
     mean: float  # of the score over clients
     client_fairness: float  # population std over clients: 0 is perfectly fair
-    client_data_fairness: tuple[float, float]  # mean and std over clients of the std over a client's groups
+    # mean and std over clients of the std over a client's groups; None: the samples have no groups
+    client_data_fairness: tuple[float, float] | None
     worst: float  # mean of the worst tenth of the clients (at least one)
     best: float  # mean of the best tenth
     worst_client: float
@@ -97,21 +100,18 @@ class Metrics:
     def in_words(self) -> str:
         """Scores and fairness in one line."""
         means = ", ".join(f"{SCORES[m.score].title} {SCORES[m.score].text(m.mean)}" for m in (self, *self.others))
-        mean, std = self.client_data_fairness
-        return f"{means}, client fairness {self.client_fairness:.2f}, client data fairness {mean:.2f} / {std:.2f}"
+        fairness = f"client fairness {self.client_fairness:.2f}"
+        if self.client_data_fairness is not None:
+            fairness += ", client data fairness {:.2f} / {:.2f}".format(*self.client_data_fairness)
+        return f"{means}, {fairness}"
 
     def main_by_name(self) -> dict[str, float]:
         """The metrics of the main score under their names in tables and files."""
-        mean, std = self.client_data_fairness
-        return {
-            self.score: self.mean,
-            "client_fairness": self.client_fairness,
-            "client_data_fairness_mean": mean,
-            "client_data_fairness_std": std,
-            "worst": self.worst,
-            "best": self.best,
-            _extreme(self.score): self.worst_client,
-        } | ({} if self.beyond_chance is None else {BEYOND_CHANCE: self.beyond_chance})
+        found = {self.score: self.mean, "client_fairness": self.client_fairness}
+        if self.client_data_fairness is not None:
+            found |= zip(_CLIENT_DATA_FAIRNESS, self.client_data_fairness, strict=True)
+        found |= {"worst": self.worst, "best": self.best, _extreme(self.score): self.worst_client}
+        return found if self.beyond_chance is None else found | {BEYOND_CHANCE: self.beyond_chance}
 
     def by_name(self) -> dict[str, float]:
         """Every metric under its name in tables and files."""
@@ -126,10 +126,11 @@ class Metrics:
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """From JSON values."""
         score = main_score(values).name
+        has_groups = _CLIENT_DATA_FAIRNESS[0] in values
         return cls(
             score=score,
             mean=values[score],
-            client_data_fairness=(values["client_data_fairness_mean"], values["client_data_fairness_std"]),
+            client_data_fairness=itemgetter(*_CLIENT_DATA_FAIRNESS)(values) if has_groups else None,
             worst_client=values[_extreme(score)],
             beyond_chance=values.get(BEYOND_CHANCE),
             others=tuple(map(cls.from_json, values.get("others", ()))),
@@ -242,7 +243,7 @@ def _metrics_of(score: Score, sums: Tensor, total: Tensor) -> Metrics:
         score=score.name,
         mean=values.mean().item(),
         client_fairness=values.std(correction=0).item(),
-        client_data_fairness=(spread.mean().item(), spread.std(correction=0).item()),
+        client_data_fairness=(spread.mean().item(), spread.std(correction=0).item()) if total.shape[1] > 1 else None,
         worst=ordered[:tenth].mean().item(),
         best=ordered[-tenth:].mean().item(),
         worst_client=ordered[0].item(),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fedtilt.files import read_json, read_toml
 
-_METRICS = ("accuracy", "mae", "client_fairness", "worst")
+_METRICS = ("accuracy", "mae", "loss", "label_accuracy", "client_fairness", "worst")
 
 
 class RunStatus(NamedTuple):
@@ -96,8 +96,10 @@ def _last_metrics(path: Path) -> list[str]:
         with contextlib.suppress(ValueError):  # the last line may be written just now
             values: dict[str, Any] = json.loads(line)
             metrics = values.get("personal") or values["shared"]
-            texts = [f"{key.replace('_', ' ')} {metrics[key]:.2f}" for key in _METRICS if metrics.get(key) is not None]
-            return [f"after round {values['round']}: {'  '.join(texts)}"]
+            is_one = metrics["clients"] == 1  # the spread over one site is always 0
+            shown = [key for key in _METRICS if key in metrics and not (is_one and key == "client_fairness")]
+            texts = [f"{key.replace('_', ' ')} {metrics[key]:.2f}" for key in shown]
+            return [f"after round {values['round']}: {'  '.join(texts)}{'  (one site evaluated)' if is_one else ''}"]
     return []
 
 

@@ -370,7 +370,7 @@ class SiteStrategy(Strategy):
             {
                 **{found.score: found.mean for found in (metrics, *metrics.others)},
                 "client-fairness": metrics.client_fairness,
-                "client-data-fairness": list(metrics.client_data_fairness),
+                **({} if (spread := metrics.client_data_fairness) is None else {"client-data-fairness": list(spread)}),
                 "worst": metrics.worst,
                 "sites": metrics.clients,
                 **({} if summary.privacy is None else summary.privacy._asdict()),

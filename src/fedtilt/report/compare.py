@@ -76,6 +76,12 @@ def metrics_of(*runs: Run) -> tuple[Metric, ...]:
     return tuple(metric for metric in columns if all(metric.key in names for names in known))
 
 
+def fairness_metrics(run: Run) -> tuple[Metric, ...]:
+    """The columns of fairness to clients and, if samples have classes or groups, to those of a client."""
+    keys = "client_fairness", "client_data_fairness_mean"
+    return tuple(metric for metric in metrics_of(run) if metric.key in keys)
+
+
 def overview_metrics(*runs: Run) -> tuple[Metric, ...]:
     """Of a rare class AUPRC and AUROC; the scores, both kinds of fairness, and the worst tenth of the clients."""
     by_key = {metric.key: metric for metric in metrics_of(*runs)}

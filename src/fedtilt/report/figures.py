@@ -10,7 +10,7 @@ import torch
 from fedtilt.data.groups import in_words
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.scores import ACCURACY, client_scores, scores_of
-from fedtilt.report.compare import Metric, best_methods, metrics_of, rare_class
+from fedtilt.report.compare import Metric, best_methods, fairness_metrics, metrics_of, rare_class
 from fedtilt.report.figure import (
     Figure,
     Style,
@@ -40,7 +40,9 @@ def build_figures(run: Run, styles: dict[str, Style]) -> dict[str, list[Figure]]
     """Section → its figures."""
     methods = best_methods(run, MAX_METHODS)
     return {
-        "curves": [learning_curve(run, methods, styles, metric) for metric in metrics_of(run)[:3]],
+        "curves": [
+            learning_curve(run, methods, styles, metric) for metric in (metrics_of(run)[0], *fairness_metrics(run))
+        ],
         "clients": [sorted_clients(run, methods, styles), histogram(run, methods, styles), *who_gains(run, methods)],
         "classes": [heat_map(run, methods)],
     }

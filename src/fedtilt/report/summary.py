@@ -17,17 +17,15 @@ from fedtilt.text_tables import article, join_words
 def headline(run: Run) -> str:
     """The main result: which methods have the best score and are fairest, or tie."""
     table = compare.comparison_table(run, "evaluated")
-    (_, clients, data), main = compare.metrics_of(run)[:3], compare.lead_metric(run)
+    main, fairness = compare.lead_metric(run), compare.fairness_metrics(run)
     if len(table) == 1:
         (name, row), = table.items()  # fmt: skip
-        return (
-            f"{name} reaches {article(main.title)} {main.title} of {_amount(row, main)}, a client fairness of "
-            f"{_amount(row, clients)} and a client data fairness of {_amount(row, data)}."
-        )
+        amounts = [f"{article(metric.title)} {metric.title} of {_amount(row, metric)}" for metric in (main, *fairness)]
+        return f"{name} reaches {join_words(amounts)}."
     wins: dict[str, list[str]] = {}  # method → what it is best in
     ties: dict[tuple[str, ...], list[str]] = {}  # methods that tie → in what
     highest = "highest" if main.higher_is_better else "lowest"
-    for metric, superlative in ((main, highest), (clients, "best"), (data, "best")):
+    for metric, superlative in ((main, highest), *((metric, "best") for metric in fairness)):
         group = compare.best_and_tied(table, metric)
         tied = tuple(m for m in table if m in group)
         amounts = list(dict.fromkeys(_amount(table[m], metric) for m in tied))

@@ -102,9 +102,15 @@ def _objectives(scores: Sequence[Score]) -> dict[str, Objective]:
     found += [
         Objective("worst", "worst 10 %", main.unit, main.higher_is_better, lambda s: s.metrics.worst),
         Objective("client_fairness", "client fairness", spread, False, lambda s: s.metrics.client_fairness),
-        Objective("class_fairness", "client data fairness", spread, False, lambda s: s.metrics.client_data_fairness[0]),
+        Objective("class_fairness", "client data fairness", spread, False, _class_fairness),
     ]
     return {objective.name: objective for objective in found}
+
+
+def _class_fairness(table: ScoreTable) -> float:
+    fairness = table.metrics.client_data_fairness
+    assert fairness is not None  # see `objectives_of`
+    return fairness[0]
 
 
 def _mean(score: str, table: ScoreTable) -> float:
@@ -125,9 +131,11 @@ OUTPUT_OBJECTIVES = {  # of classes: metrics of the probabilities on all samples
 }
 
 
-def main_objective(task: str) -> Objective:
-    """The score that a collapsed model is known by."""
-    return next(iter(OBJECTIVES[task].values()))
+def objectives_of(federation: Federation) -> dict[str, Objective]:
+    """The scores and fairnesses of a task by name; where samples have neither classes nor groups, of clients alone."""
+    objectives = OBJECTIVES[federation.dataset.task]
+    has_groups = len(group_names(federation)[federation.group]) > 1
+    return objectives if has_groups else {name: o for name, o in objectives.items() if name != "class_fairness"}
 
 
 def find_objective(name: str, federation: Federation) -> Objective:
@@ -137,7 +145,8 @@ def find_objective(name: str, federation: Federation) -> Objective:
     """
     task, groups = federation.dataset.task, group_names(federation)
     groups = groups if len(groups) > 1 else {}  # the classes alone are not groups that the data names
-    by_name = OBJECTIVES[task] | (OUTPUT_OBJECTIVES if task == CLASSIFICATION else {})
+    own = objectives_of(federation)
+    by_name = own | (OUTPUT_OBJECTIVES if task == CLASSIFICATION else {})
     known = [*by_name, *(f"{GROUP}{column}" for column in groups)]
     if name not in known:
         hint = "" if groups else ", group:COLUMN (name the column in data.group)"
@@ -146,7 +155,7 @@ def find_objective(name: str, federation: Federation) -> Objective:
         raise InputError(f"by = {name!r} needs validation samples of two classes or more; raise clients.validation")
     if name in by_name:
         return by_name[name]
-    column, main = name.removeprefix(GROUP), main_objective(task)
+    column, main = name.removeprefix(GROUP), next(iter(own.values()))
     return Objective(
         name, f"worst {column}", main.unit, main.higher_is_better,
         lambda scores: compute_group_metrics(scores.groups[column], groups[column]).worst[1],

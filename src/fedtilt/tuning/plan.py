@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fedtilt.tuning.axes import Axis, grid_size
-from fedtilt.tuning.objectives import OBJECTIVES, Constraint, Objective, main_objective
+from fedtilt.tuning.objectives import Constraint, Objective
 
 REDUCTION = 4  # a quarter of the settings continues
 FINALISTS = 2  # settings that are trained to the end, beside the current one
@@ -20,7 +20,7 @@ class Plan(NamedTuple):
     """What a search is about."""
 
     axes: Mapping[str, Axis]  # what is varied
-    task: str
+    objectives: Mapping[str, Objective]  # of the task and the data, by name; the main one first
     by: Objective
     constraints: Sequence[Constraint]  # bounds that a recommended setting keeps
     trials: int  # the most settings; a larger grid is sampled
@@ -30,7 +30,7 @@ class Plan(NamedTuple):
     @property
     def main(self) -> Objective:
         """The objective that a collapsed model is known by: with a rare class, accuracy is not."""
-        return self.by if self.by.needs_outputs else main_objective(self.task)
+        return self.by if self.by.needs_outputs else next(iter(self.objectives.values()))
 
     @property
     def needs_outputs(self) -> bool:
@@ -40,8 +40,8 @@ class Plan(NamedTuple):
     @property
     def front(self) -> list[Objective]:
         """The objectives of the Pareto front: the one that is asked for, the main one, and both fairnesses."""
-        names = (main_objective(self.task).name, "client_fairness", "class_fairness")
-        return [self.by, *(OBJECTIVES[self.task][name] for name in names if name != self.by.name)]
+        names = next(iter(self.objectives)), "client_fairness", "class_fairness"
+        return [self.by, *(o for o in map(self.objectives.get, names) if o is not None and o.name != self.by.name)]
 
     @property
     def sampled(self) -> bool:

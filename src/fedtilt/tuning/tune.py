@@ -21,7 +21,7 @@ from fedtilt.runs.run import check_cluster_of_new_run, check_out_folder, compare
 from fedtilt.spec import Spec, dump
 from fedtilt.storage.provenance import is_started, read_record, record_environment
 from fedtilt.tuning.axes import Axis, axes_of, texts_of
-from fedtilt.tuning.objectives import constraints_of, find_objective, main_objective
+from fedtilt.tuning.objectives import constraints_of, find_objective, objectives_of
 from fedtilt.tuning.plan import Plan
 from fedtilt.tuning.result import Tuning, result_of
 from fedtilt.tuning.search import Search
@@ -193,11 +193,11 @@ def _plan(tuned: TunedMethod, axes: Mapping[str, Axis], request: Mapping[str, An
             f"no client has a validation sample to tune {' and '.join(axes)} on (the largest has {largest} training "
             "samples); give the federation validation = 0.1 (clients.validation in a spec) or a larger share"
         )
-    task, by = federation.dataset.task, request["by"]
+    objectives, by = objectives_of(federation), request["by"]
     return Plan(
         axes=axes,
-        task=task,
-        by=find_objective(by, federation) if by else main_objective(task),
+        objectives=objectives,
+        by=find_objective(by, federation) if by else next(iter(objectives.values())),
         constraints=constraints_of(request["at_least"], request["at_most"], federation),
         trials=request["trials"],
         halving=request["halving"],

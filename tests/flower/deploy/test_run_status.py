@@ -57,6 +57,16 @@ def test_the_time_that_is_left_follows_from_the_rounds_that_are_kept(run: Path) 
     assert (status.lines[0], status.has_ended) == ("run: round 2 of 12, stopped: too few sites", True)
 
 
+def test_the_spread_over_one_site_is_not_shown(run: Path) -> None:
+    metrics = run / "seed-0/metrics.jsonl"
+    last = json.loads(metrics.read_text().splitlines()[-1])
+    last["personal"]["clients"] = 1
+    metrics.write_text(json.dumps(last))
+    ((_, status),) = run_statuses(run.parent)
+    accuracy, worst = (f"{key} {last['personal'][key]:.2f}" for key in ("accuracy", "worst"))
+    assert status.lines[1] == f"after round 2: {accuracy}  {worst}  (one site evaluated)"
+
+
 def test_files_that_are_not_written_yet_are_no_error(run: Path, tmp_path: Path) -> None:
     assert list(run_statuses(tmp_path / "nothing")) == []
     metrics = run / "seed-0/metrics.jsonl"
