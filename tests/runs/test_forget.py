@@ -77,6 +77,15 @@ def test_the_others_are_selected_as_with_the_client_and_no_client_is_drawn_in_it
         assert settings.selected(round, 10, [4]) == [n for n in with_it if n != 4]
 
 
+def test_the_digest_of_models_with_an_audit(tmp_path: Path) -> None:
+    """Some of its numbers have no dimension."""
+    file, digests = write_spec(tmp_path, TOY), []
+    for n, seed in enumerate((0, 0, 1)):
+        run_spec(load(file, overrides=["train.audit=true"], seed=seed), tmp_path / str(n))
+        digests.append(model_digest(tmp_path / str(n)))
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_forgetting_gives_the_models_of_a_run_that_never_had_the_client(tmp_path: Path) -> None:
     run_spec(load(write_spec(tmp_path, TOY)), tmp_path / "run")
     forget(tmp_path / "run", "2", tmp_path / "without")

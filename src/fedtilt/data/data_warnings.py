@@ -141,8 +141,13 @@ def group_warnings(
 
 
 def client_warnings(client_names: Sequence[str], train_index: Sequence[Tensor], weights: Tensor | None) -> list[str]:
-    """Clients with few training samples, and clients without weight."""
+    """Clients whose names look like one name, with few training samples, and without weight."""
     found = []
+    if similar := similar_names(client_names):
+        found.append(
+            f"clients {similar} differ only in case or blanks; if they are one, write them alike (for a table: "
+            "ignore_case = true)"
+        )
     clients = list(zip(client_names, train_index, strict=True))
     few = [f"{name!r} ({len(rows)})" for name, rows in clients if 0 < len(rows) < _FEW_SAMPLES]
     if few:

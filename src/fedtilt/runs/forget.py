@@ -83,7 +83,7 @@ def model_digest(folder: Path) -> str:
         for owner, of_owner in sorted(states.items()):
             for key, tensor in sorted(of_owner.to_tensors().items()):
                 digest.update(f"{owner}/{key}".encode())
-                digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
+                digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -52,8 +52,8 @@ class Files:
     )  # fmt: skip
     ignore_case: bool | None = setting(
         None,
-        "whether names of categories, classes and groups that differ only in case and blanks are the same; default: of "
-        "categories, if they have several letters or are from different clients",
+        "whether names of categories, classes, clients and groups that differ only in case and blanks are the same; "
+        "default: of categories, if they have several letters or are from different clients",
         example=True,
     )
 
