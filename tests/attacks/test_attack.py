@@ -301,3 +301,14 @@ def test_client_momentum_is_a_moving_average_of_updates(tmp_path: Path) -> None:
     assert not torch.equal(shared(first)["fedavg"], shared(result)["fedavg"])
     with pytest.raises(InputError, match=r"client_momentum of method 'fedavg' must be a number ≥ 0 and < 1, got 1"):
         ft.fedavg(client_momentum=1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "aggregator"),
+    [("scale", "mean"), ("scale", "median"), ("scale", "geometric_median"), ("same_value", "mean")],
+)
+def test_a_forged_update_that_is_not_finite_is_rejected(kind: str, aggregator: str) -> None:
+    attack, method = ft.Attack(kind=kind, strength=1e39, clients=("2", "7")), ft.fedavg(aggregator=aggregator)
+    (round,) = ft.simulate([method], federation(), MODEL, attack=attack, rounds=1, **SHORT)
+    assert round.screened["fedavg"] == {2: "is not finite", 7: "is not finite"}
+    assert round.state.server["fedavg"].parameters.isfinite().all()

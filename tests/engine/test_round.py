@@ -9,13 +9,16 @@ from torch import Tensor
 from fedtilt.engine.client import ClientUpdate, plan
 from fedtilt.engine.server import ServerUpdate, server_update
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.engine.updates import FiniteCheck
+from fedtilt.engine.state import initial_server
+from fedtilt.engine.updates import FiniteCheck, invalid_updates, start_finite_check
 from fedtilt.errors import Diverged, InputError
-from fedtilt.methods import Method, ditto, fedavg, fedavg_finetuned, fedprox, fedtilt, local, term
+from fedtilt.math.fair import q_ffl
+from fedtilt.methods import Method, ditto, fedavg, fedavg_finetuned, fedprox, fedtilt, local, scaffold, term
 from fedtilt.methods.aggregators import Tilted
 from fedtilt.parts import Parts
 from fedtilt.state import ClientState, ServerState
 from fedtilt.training import LocalJob
+from tests.helpers.object_store import Store
 
 W, V = torch.zeros(4), torch.ones(4)
 INITIAL = torch.full((4,), 9.0)
@@ -180,3 +183,84 @@ def test_an_invalid_model_never_enters_an_average(invalid: Tensor, reason: str) 
     assert torch.equal(update.state.parameters, aggregate(fedavg(), W[:3], valid).state.parameters)
     with pytest.raises(InputError, match="no client model to aggregate"):
         aggregate(fedavg(), W[:3], {1: invalid})
+
+
+BAD = torch.tensor([1.0, math.nan, 0.0, 0.0])
+
+
+def test_a_vector_on_a_node_is_finite_if_its_worker_says_so() -> None:
+    store, check = Store(), FiniteCheck()
+    vectors = {0: store.put(W), 1: store.put(BAD), 2: BAD, 3: W}
+    store.blocks.clear()  # the values stay where they are
+    check.add(vectors, W)
+    assert check.reasons() == {1: "is not finite", 2: "is not finite"}
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "reason"),
+    [
+        (
+            scaffold(),
+            {"sent": {"correction": {"control": BAD}}},
+            "has a vector 'control' that is wrong: it is not finite",
+        ),
+        (scaffold(), {"sent": {}}, "has a vector 'control' that is wrong: it has shape (0,) instead of (4,)"),
+        (fedavg(), {"sent": {"training": {"mask": BAD}}}, "sent 'mask', which is not finite"),
+        *(
+            (fedavg(weighting="loss"), {"declared": declared}, "declares no loss ≥ 0 of the received model")
+            for declared in ({}, {"loss": math.nan}, {"loss": math.inf}, {"loss": -0.1})
+        ),
+        (fedavg(), {"buffers": BAD}, "has buffers that are wrong: the vector is not finite"),
+        (fedavg(), {"buffers": None}, "has no buffers"),
+    ],
+)
+def test_an_update_is_invalid_for_anything_beside_its_model(method: Method, change: dict, reason: str) -> None:
+    sent = {"correction": {"control": W}} if method.correction is not None else {}
+    valid = ClientUpdate(W, 1, W, {"loss": 0.0}, sent)
+    invalid = valid._replace(**change)
+    assert invalid_updates(method, {0: valid, 1: invalid}, ServerState(W, W)) == {1: reason}
+
+
+@pytest.mark.parametrize("name", ["local", "buffers", "personal", "personal_buffers", "client_momentum.average"])
+def test_every_tensor_that_a_client_keeps_must_be_finite(name: str) -> None:
+    def state(values: Tensor) -> ClientState:
+        return ClientState.from_tensors({"personal": W, "audit.sums": W, name: values})
+
+    kept = {0: state(W), 1: state(BAD), 2: ClientState()}
+    updates = {"fedavg": dict.fromkeys(kept, ClientUpdate(W, 1))}
+    checks = start_finite_check([fedavg()], {"fedavg": ServerState(W)}, updates, {"fedavg": kept})
+    assert checks["fedavg"].reasons() == {1: "is not finite"}
+
+
+def test_averaged_buffers_have_the_weights_of_their_models() -> None:
+    updates = {0: ClientUpdate(W, 1, buffers=W[:2]), 1: ClientUpdate(4 * V, 3, buffers=4 * V[:2])}
+    state = server_update(fedavg(weighting="samples"), ServerState(W, W[:2]), updates, SETTINGS).state
+    assert torch.equal(state.parameters, 3 * V)
+    assert torch.equal(state.buffers, 3 * V[:2])
+
+
+def test_clients_that_are_left_out_have_no_number_and_do_not_count() -> None:
+    """Of three clients the second is left out: components see two, with the numbers 0 and 1."""
+    updates = {
+        n: ClientUpdate(W, 1, declared={"loss": loss}, sent={"correction": {"control": V}})
+        for n, loss in ((0, 1.0), (2, 2.0))
+    }
+    slots = []
+    for method in (fedavg(weighting={"rule": "afl", "lr": 0.5}), scaffold()):
+        server = initial_server(method, Parts.plain(W), 2)
+        slots.append(server_update(method, server, updates, SETTINGS, clients=3, left_out=[1]).state.slots)
+    assert slots[0]["weighting"]["weights"].tolist() == pytest.approx([0.25, 0.75])
+    assert torch.equal(slots[1]["correction"]["control"], V)  # 1/2 · (1 + 1)
+
+
+def test_a_schedule_scales_every_rate_of_a_method() -> None:
+    """The rates of pFedMe, and the one that q-FFL divides by, in the second round of a schedule that halves them."""
+    settings = TrainSettings(lr=0.4, lr_personal=0.2, schedule={"name": "exponential", "decay": 0.5}, rounds=3)
+    moreau = fedavg(personal={"rule": "moreau", "mu": 2.0})
+    job = plan(moreau, ServerState(W), ClientState(), parts=Parts.plain(W), settings=settings, round=2)["shared"]
+    assert (job.lr, job.anchor_rate) == pytest.approx((0.1, 0.4))  # 0.2 / 2, 0.4 / 2 · 2
+    method, losses = fedavg(aggregator={"rule": "q_ffl", "exponent": 1.0}), torch.tensor([1.0, 2.0])
+    updates = {n: ClientUpdate((n + 1) * V, 1, declared={"loss": float(losses[n])}) for n in (0, 1)}
+    state = server_update(method, initial_server(method, Parts.plain(W), 2), updates, settings, round=2).state
+    models = torch.stack([update.parameters for update in updates.values()])
+    torch.testing.assert_close(state.parameters, q_ffl(models, W, losses, 1.0, lr=0.2))

@@ -10,6 +10,7 @@ import fedtilt as ft
 from fedtilt import seeds
 from fedtilt.attacks.attack import AttackedFederation
 from fedtilt.devices import as_rows, upload
+from fedtilt.executors import in_process
 from fedtilt.executors.client_batches import BatchSettings
 from fedtilt.executors.in_process import ClientTraining, InProcessExecutor
 from fedtilt.models import parameters_to_vector
@@ -161,3 +162,59 @@ def test_results_do_not_depend_on_the_width_of_a_stack() -> None:
     expected = train(list(range(9)), None)
     for trained in (train(list(range(9)), 1), train(small, 2)):
         assert all(torch.equal(parameters, expected[client]) for client, parameters in trained.items())
+
+
+@pytest.mark.parametrize(
+    ("round", "change"),
+    [(2, {"steps": 3}), (2, {"steps": None}), (2, {"measures_loss": True}), (2, {"epochs": 1, "steps": None}), (1, {})],
+)
+def test_batches_made_ahead_for_other_jobs_or_another_round_are_made_again(round: int, change: dict) -> None:
+    federation, model = random_federation(), nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    job = make_job(parameters_to_vector(model).detach().clone(), steps=1)
+    training, results = ClientTraining(federation, model, "stacked", SETTINGS), []
+    for selected in (None, lambda _: [0, 4]):
+        executor = InProcessExecutor(training, CPU, "float32", selected=selected)
+        list(executor.train(1, {0: [job], 4: [job]}))
+        changed = replace(job, **change)
+        results.append(dict(executor.train(round, {0: [changed], 4: [changed]})))
+        executor.close()
+    for client in (0, 4):
+        (without,), (ahead,) = (result[client] for result in results)
+        assert torch.equal(without.parameters, ahead.parameters)
+        assert without.loss is ahead.loss or torch.equal(without.loss, ahead.loss)
+
+
+def test_large_batches_are_not_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation, model = random_federation(), nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    job, made, original = make_job(parameters_to_vector(model).detach().clone()), [], BatchSettings.of_clients
+
+    def of_clients(self, federation, round, jobs, device):
+        made.append(round)
+        return original(self, federation, round, jobs, device)
+
+    monkeypatch.setattr(BatchSettings, "of_clients", of_clients)
+    training = ClientTraining(federation, model, "stacked", SETTINGS)
+    for limit, expected in ((2**30, [1, 2]), (0, [1])):
+        monkeypatch.setattr(in_process, "_MAX_PREFETCHED_BYTES", limit)
+        made.clear()
+        executor = InProcessExecutor(training, CPU, "float32", selected=lambda _: [0, 4])
+        list(executor.train(1, {0: [job], 4: [job]}))
+        executor.close()
+        assert made == expected
+
+
+@pytest.mark.parametrize("steps", [None, 1, 2])
+def test_samples_keep_their_weights_and_groups(steps: int | None) -> None:
+    number, tested = torch.arange(96), torch.arange(4)
+    data = ft.data.Dataset(
+        name="numbers", x_train=number[:, None].float(), y_train=number % 2, x_test=torch.zeros(4, 1),
+        y_test=tested % 2, classes=2, client_train=number % 3, client_test=tested % 3, client_names=("a", "b", "c"),
+        weight_train=1.0 + number % 7, weight_test=torch.ones(4),
+        group_train={"ward": number % 5}, group_test={"ward": tested}, group_names={"ward": tuple("abcde")},
+    )  # fmt: skip
+    federation, job = ft.Federation.build(data), make_job(torch.zeros(1), steps)
+    for found in SETTINGS.of_clients(federation, 2, {client: [job] for client in range(3)}, CPU).values():
+        row = found.x[:, 0].long()
+        assert len(row) == (32 if steps is None else int(found.bounds[-1]))
+        assert torch.equal(found.weights, 1.0 + (row % 7).float())
+        assert torch.equal(found.groups["ward"], row % 5)

@@ -103,6 +103,7 @@ def test_a_few_steps_have_the_first_batches_of_all(outliers: str, steps: int) ->
         assert len(batches.y) == min(10 * steps, 30)
         expected, found = list(whole.of(job)), list(batches.of(job))
         assert len(found) == steps
+        assert batches.key == whole.key  # of dropout
         for a, b in zip(expected, found, strict=True):
             assert torch.equal(a.x, b.x)
             assert torch.equal(a.y, b.y)

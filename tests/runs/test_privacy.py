@@ -288,3 +288,10 @@ def test_repeated_rounds_with_secret_noise_end_at_the_budget(federation: ft.Fede
     result = ft.run([ft.fedavg()], federation, ft.models.logistic, **keywords)["fedavg"]
     assert [round for round, _ in result.history] == [1, 2, 3]  # the fifth model would exceed the budget
     assert any("lasts for 3 of 4 rounds" in text for text in calls.notices)
+
+
+def test_a_round_that_diverges_releases_no_model(federation: ft.Federation, tmp_path: Path) -> None:
+    privacy = dataclasses.replace(PRIVACY, randomness="secret")
+    with pytest.raises(ft.errors.Diverged, match="diverged in round 1 on client"):
+        ft.run([ft.fedavg()], federation, ft.models.mlp, out=tmp_path, **TRAIN | {"lr": 1e30, "privacy": privacy})
+    assert not (tmp_path / "seed-0/privacy.json").exists()

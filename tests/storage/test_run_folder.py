@@ -7,10 +7,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import fedtilt as ft
 from fedtilt.engine.client_states import FederationState, Owner, StoredState, file_name
@@ -19,7 +22,7 @@ from fedtilt.locks import locked
 from fedtilt.runs.export import export_model
 from fedtilt.state import ServerState
 from fedtilt.storage.run_folder import RunFolder
-from tests.helpers.callbacks import Calls
+from tests.helpers.callbacks import Calls, stop_after
 from tests.helpers.recipe_model import RecipeModel, other_backbone, other_statistics
 
 METHODS = [ft.ditto(0.1), ft.fedtilt(tau=1, lam=-2, mu=0.1)]
@@ -77,6 +80,45 @@ def test_a_run_killed_many_times_ends_with_the_same_bits(tmp_path: Path, case: s
     assert summary["kills"] == kills
     assert summary["finished"] >= 1
     assert summary["hashes"] == hashes
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        (ft.fedavg(optimizer={"rule": "sgd", "momentum": 0.9}), {}),
+        (ft.fedavg(optimizer="yogi"), {}),
+        (ft.fedavg(weighting={"rule": "afl", "lr": 0.5}), {}),
+        (ft.fedavg(client_momentum=0.9), {}),
+        (ft.methods.scaffold(), {}),
+        (ft.methods.feddyn(), {}),
+        (ft.methods.fedper(), {}),
+        (ft.ditto(0.1), {"buffers": "local"}),
+        (ft.ditto(0.1), {"buffers": "average"}),
+        (ft.fedavg(), {"audit": True}),
+        (ft.fedavg(), {"screen": 3.0}),
+    ],
+)
+def test_an_interrupted_run_keeps_all_state(
+    federation: ft.Federation, method: ft.Method, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+
+    def run(folder: str, stop: int | None = None) -> dict[str, torch.Tensor]:
+        arguments = SETTINGS | settings | {"checkpoint_seconds": 0, "callbacks": [stop_after(stop)]}
+        ft.run([replace(method, name="m")], federation, net, out=tmp_path / folder, **arguments)
+        state = RunFolder(tmp_path / folder / "seed-0").latest()
+        assert state is not None
+        clients = {owner: state.client_states.get(owner).to_tensors() for owner in state.client_states.owners()}
+        found = {f"{owner[1]}.{name}": t for owner, tensors in clients.items() for name, t in tensors.items()}
+        return found | state.server["m"].to_tensors()
+
+    whole = run("whole")
+    with pytest.raises(KeyboardInterrupt):
+        run("stopped", stop=2)
+    stopped = run("stopped")
+    assert whole.keys() == stopped.keys()
+    assert all(torch.equal(whole[name], stopped[name]) for name in whole)
 
 
 def test_a_finished_run_is_read_not_trained(federation: ft.Federation, copy: Path) -> None:

@@ -567,6 +567,17 @@ def test_samples_are_loaded_again_only_if_the_buffers_have_others() -> None:
     assert [data() for data in stack._loaded] == [None] * len(stack._loaded)
 
 
+def test_one_other_client_is_loaded_again() -> None:
+    model = models.build(MODELS["logistic"], SHAPE, CLASSES, seed=3)
+    jobs, batches = make_jobs(model)
+    stack = Stack(model, Recipe.of(jobs[0]), StackSizes.of(jobs, batches), torch.device("cpu"), "float32")
+    for row, data in enumerate({id(data): data for data in batches}.values()):
+        stack.load_samples(jobs, batches)
+        other = replace(data, y=data.y.flip(0))
+        stack.load_samples(jobs, [other if each is data else each for each in batches])
+        assert torch.equal(stack._buffers.y[row, : len(other.y)], other.y)
+
+
 def test_the_stack_that_was_used_least_recently_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     stacked.clear_cache()
     monkeypatch.setattr(stacked, "_MAX_STACKS", 2)

@@ -80,7 +80,7 @@ def forged_update(kind: str, own: Tensor, honest: Tensor, strength: float, key: 
         case "gaussian":
             return strength * seeds.normal(key, own.shape, own.device).to(own.dtype)
         case "same_value":
-            return torch.full_like(own, strength)
+            return own.new_tensor(strength).expand_as(own)  # inf where float32 ends
         case "alie" | "ipm" | "mimic":
             base, direction = _line(kind, honest)
             return base + strength * direction
