@@ -222,7 +222,7 @@ def test_focal_loss_of_a_certain_prediction_has_a_finite_gradient() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"epochs": 3, "local_steps": 5}, "epochs = 3 has no effect here; leave local_steps out, or leave it out"),
+        ({"epochs": 3, "local_steps": 5}, "epochs = 3 has no effect here; leave out local_steps or epochs"),
         ({"optimizer": "rmsprop"}, "unknown optimizer 'rmsprop'; choose one of sgd, adam, adamw"),
         ({"schedule": "linear"}, "unknown schedule 'linear'; choose one of constant, cosine, exponential, step"),
         (

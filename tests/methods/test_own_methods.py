@@ -135,7 +135,12 @@ def test_one_file_runs_is_killed_resumed_reported_and_deployed(
     assert fedtilt("run", "spec.toml", "--out", "whole", "--quiet").code == 0
     (own_files / "kill").touch()
     monkeypatch.setattr(sys, "argv", ["fedtilt", "run", "spec.toml", "--out", "killed", "--quiet"])
-    killed = multiprocessing.get_context("fork").Process(target=cli.main)  # torch is imported once
+
+    def run_in_child() -> None:
+        torch.set_num_threads(1)  # the threads of the parent are not here
+        cli.main()
+
+    killed = multiprocessing.get_context("fork").Process(target=run_in_child)  # torch is imported once
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, which are idle
         killed.start()
@@ -357,7 +362,7 @@ class NoOptimizerSlot(ServerOptimizer):
         (NegativeWeights(), "returned [-1.0, 0.0, 1.0, 2.0] as weights; expected numbers ≥ 0"),
         (WholeMessage(), "returned torch.int64 as 'counts' of what a client sends; expected a tensor of torch.float32"),
         (NoMessages(), "returned NoneType as what a client sends; expected a dictionary of tensors by name"),
-        (FirstAlone(), "returned 1 models for 4 without mixing; expected a model for every client, or as mixing"),
+        (FirstAlone(), "returned 1 models for 4 clients, and no mixing; expected a model for every client, or as"),
         (WrongMixing(), "returned shape (2, 3) as mixing; expected finite numbers of shape (2, 4)"),
         (SlotWithoutName(), "returned dict as the slot of the server; expected a dictionary of tensors by name"),
         (NoOptimizerSlot(), "returned NoneType as its slot; expected a dictionary of tensors by name"),

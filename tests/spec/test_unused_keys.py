@@ -34,7 +34,7 @@ UNUSED = [
     (["model.channels=[8]"], "model.channels = [8] has no effect here; set model.name = 'cnn', or leave it out"),
     (["model.name=cnn", "model.hidden=[8]"], "model.hidden = [8] has no effect here; set model.name = 'mlp'"),
     (["model.name=a:b", "model.hidden=[8]"], "model.hidden = [8] has no effect here"),
-    (["data.leaf=a", "data.name=mnist"], "data.name = 'mnist' has no effect here; leave data.leaf out"),
+    (["data.leaf=a", "data.name=mnist"], "data.name = 'mnist' has no effect here; leave out data.leaf or data.name"),
 ]
 
 
@@ -53,9 +53,13 @@ DEFAULTS = [  # in a file beside one of them, without effect
     (
         "data.name=digits",
         "data.file=a.csv data.target=y",
-        "data.name = 'digits' has no effect here; leave data.file out",
+        "data.name = 'digits' has no effect here; leave out data.file or data.name",
     ),
-    ("data.name=digits", "data.images=a", "data.name = 'digits' has no effect here; leave data.images out"),
+    (
+        "data.name=digits",
+        "data.images=a",
+        "data.name = 'digits' has no effect here; leave out data.images or data.name",
+    ),
     ("data.folder=sets", "", "data.folder = '"),
     ("data.folder=sets", "data.file=a.csv data.target=y", "data.folder = '"),
     ("data.drop=[]", "data.images=a", "data.drop = () has no effect here; leave it out"),

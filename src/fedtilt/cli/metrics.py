@@ -154,20 +154,24 @@ def _beyond_chance(predictions: "Predictions", by: str | None, confidence: float
             yield f"{side} the mean beyond chance, shrunk towards it: {', '.join(clients[:_MAX_ROWS]) or 'none'}"
 
 
-def _fitting(width: int, build: Callable[[str], Table]) -> Table:
-    """A table with values and intervals in one line or, on a narrow terminal, in two, with less space if need be."""
-    table = build(" ")
-    if not fits(table, width):
-        table = build("\n")
-    if not fits(table, width):
-        table.padding = 0
+def _fitting(width: int, build: Callable[[str, str], Table]) -> Table:
+    """A table with values and intervals in one line or, on a narrow terminal, in two, with less space if need be.
+
+    On a very narrow one, the ends of intervals are on a line each.
+    """
+    for separator, end, padding in ((" ", " ", None), ("\n", " ", None), ("\n", " ", 0), ("\n", "\n", 0)):
+        table = build(separator, end)
+        if padding is not None:
+            table.padding = padding
+        if fits(table, width):
+            break
     return table
 
 
-def _overall_table(frames: "dict[str, MetricsFrame]", separator: str) -> Table:
+def _overall_table(frames: "dict[str, MetricsFrame]", separator: str, end: str) -> Table:
     out = text_table(["metric"], map(escape, frames), compact=True)
     for name in next(iter(frames.values())).metrics:
-        cells = [_with_interval(frame.overall_estimates[name], separator) for frame in frames.values()]
+        cells = [_with_interval(frame.overall_estimates[name], separator, end) for frame in frames.values()]
         out.add_row(_title(name).replace(" ", separator), *cells)
     return out
 
@@ -196,17 +200,17 @@ def _group_table(frame: "MetricsFrame", names: Sequence[str]) -> Table:
     return out
 
 
-def _gap_table(frame: "MetricsFrame", separator: str) -> Table:
+def _gap_table(frame: "MetricsFrame", separator: str, end: str) -> Table:
     out = text_table(["metric"], ["overall", "lowest", "highest", "difference", "ratio"], compact=True)
     for name in frame.metrics:
         gap = frame.gap(name)
         out.add_row(
             _title(name).replace(" ", separator),
-            _with_interval(frame.overall_estimates[name], separator),
+            _with_interval(frame.overall_estimates[name], separator, end),
             f"{_number(gap.minimum)}{separator}({escape(gap.lowest)})",
             f"{_number(gap.maximum)}{separator}({escape(gap.highest)})",
-            _number(gap.difference) + _interval(gap.difference_low, gap.difference_high, separator),
-            _number(gap.ratio) + _interval(gap.ratio_low, gap.ratio_high, separator),
+            _number(gap.difference) + _interval(gap.difference_low, gap.difference_high, separator, end),
+            _number(gap.ratio) + _interval(gap.ratio_low, gap.ratio_high, separator, end),
         )
     return out
 
@@ -233,12 +237,12 @@ def _missing(frame: "MetricsFrame") -> list[str]:
     return lines
 
 
-def _with_interval(estimate: "Estimate", separator: str) -> str:
-    return _number(estimate.value) + _interval(estimate.interval.low, estimate.interval.high, separator)
+def _with_interval(estimate: "Estimate", separator: str, end: str) -> str:
+    return _number(estimate.value) + _interval(estimate.interval.low, estimate.interval.high, separator, end)
 
 
-def _interval(low: float, high: float, separator: str) -> str:
-    return "" if math.isnan(low) or math.isnan(high) else f"{separator}\\[{_number(low)}, {_number(high)}]"
+def _interval(low: float, high: float, separator: str, end: str) -> str:
+    return "" if math.isnan(low) or math.isnan(high) else f"{separator}\\[{_number(low)},{end}{_number(high)}]"
 
 
 def _number(value: float) -> str:

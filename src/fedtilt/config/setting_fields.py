@@ -247,10 +247,11 @@ def check_used(
         if is_set and (needed := unmet(key, values, declared)) is not None:
             other, allowed = needed
             words = " or ".join(repr(value) for value in allowed if value is not None)
-            remedy = f"set {name(other)} = {words}" if words else f"{'leave' if allowed else 'set'} {name(other)}"
-            remedy += " out" if allowed and not words else ""
+            remedy = f"set {name(other)}{f' = {words}' if words else ''}, or leave it out"
+            if allowed and not words:
+                remedy = f"leave out {name(other)} or {name(key)}"
             value = list(values[key]) if isinstance(values[key], tuple) else values[key]  # as users write it
-            raise NoEffect(f"{name(key)} = {value!r} has no effect here; {remedy}, or leave it out", key=key)
+            raise NoEffect(f"{name(key)} = {value!r} has no effect here; {remedy}", key=key)
 
 
 def unmet(

@@ -113,13 +113,13 @@ def _checked(step: Component, prepared: object, models: Tensor) -> tuple[Tensor,
             f"{describe(step)} returned {type(prepared).__name__} from apply; expected Prepared(models, mixing, slot)"
         )
     found, mixing = prepared.models, prepared.mixing
-    count = len(found) if isinstance(found, Tensor) and found.ndim else 0
+    count = len(found) if isinstance(found, Tensor) and found.ndim == models.ndim else len(models)
+    found = check_tensor(step, "models", found, models[:1].expand(count, -1))
     if count != len(models) and mixing is None:
         raise InputError(
-            f"{describe(step)} returned {count} models for {len(models)} without mixing; expected a model for every "
-            "client, or as mixing the weights (models, clients) with which they are means"
+            f"{describe(step)} returned {count} models for {len(models)} clients, and no mixing; expected a model for "
+            "every client, or as mixing the weights (models, clients) with which they are means"
         )
-    found = check_tensor(step, "models", found, models[:1].expand(max(1, count), -1))
     if mixing is not None:
         like = torch.zeros(count, len(models))
         mixing = check_tensor(step, "mixing", mixing, like.to(mixing) if isinstance(mixing, Tensor) else like).double()

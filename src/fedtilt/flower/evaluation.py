@@ -200,7 +200,8 @@ def combine_replies(
     that the sites computed.
     """
     if not replies:
-        raise InputError("no site has evaluated the models, so there is no result")
+        remedy = "start the sites, then the run again, which continues"
+        raise InputError(f"no site has evaluated the models of this round; {remedy}")
     sites = len(has_outliers)
     totals_only = any(len(reply.total) != classes for reply in replies.values())
     columns = 1 if totals_only else classes

@@ -141,7 +141,8 @@ def table_keys(options: Mapping[str, Any], overrides: Sequence[str] = ()) -> Raw
     raw: Raw = {"data": {key: value for key, value in options.items() if value}}
     for text in overrides:
         if not text.strip().startswith("data."):
-            raise InputError(f"--set {text} does not describe a table; set a key of [data], such as data.decimal=,")
+            remedy = "give --task" if text.strip().startswith("task") else "set a key of [data], such as data.decimal=,"
+            raise InputError(f"--set {text} does not describe a table; {remedy}")
         override(raw, text)
     found: Raw = raw["data"]
     return found

@@ -276,6 +276,15 @@ def test_groups_and_weights_come_along():
     frame.loc[5, "importance"] = -1
     with pytest.raises(InputError, match="has -1 in row 5, column 'importance'; weights are numbers ≥ 0"):
         table(frame, target="diagnosis", weight="importance")
+    frame.loc[5, "importance"] = np.nan
+    with pytest.raises(InputError, match="has an empty cell in row 5, column 'importance'; weights are numbers ≥ 0"):
+        table(frame, target="diagnosis", weight="importance")
+
+
+def test_targets_that_are_no_numbers():
+    frame = patients().assign(cost=["high", "low"] * 120)
+    with pytest.raises(InputError, match="'high' in row 0, column 'cost', but targets of regression are numbers"):
+        table(frame, target="cost", task="regression")
 
 
 def test_a_category_without_inputs(tmp_path):

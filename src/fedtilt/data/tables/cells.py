@@ -49,12 +49,12 @@ class BadCells(SchemaMismatch):
     ) -> None:
         """`cells` are texts by row, `rule` says what the cells of the column are."""
         position, cell = next(iter(cells.items()))
+        self.column, self.cells, self.has_remedy = column, cells, remedy is not None
         remedy = remedy or (
             f"correct the cell or empty it, or leave the column out: drop = [{column!r}] (data.drop in a spec)"
         )
         where = f"table {reader.name} has {cell!r} in {reader.rows[position]}, column {column!r}"
         super().__init__(f"{where}, but {rule}: {remedy}", f"has cells in column {column!r} that cannot be used")
-        self.column = column
         self.reasons = {row: f"{text!r} in column {column!r}, but {rule}" for row, text in cells.items()}
 
 

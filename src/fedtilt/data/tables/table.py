@@ -324,9 +324,9 @@ def _weights(reader: TableReader, name: str) -> np.ndarray:
     assert values is not None
     bad = np.flatnonzero(~(values >= 0))
     if len(bad):
+        found = "an empty cell" if np.isnan(values[bad[0]]) else f"{values[bad[0]]:g}"
         raise InputError(
-            f"table {reader.name} has {values[bad[0]]:g} in {reader.rows[int(bad[0])]}, column {name!r}; weights are "
-            "numbers ≥ 0"
+            f"table {reader.name} has {found} in {reader.rows[int(bad[0])]}, column {name!r}; weights are numbers ≥ 0"
         )
     return values.astype(np.float32)
 

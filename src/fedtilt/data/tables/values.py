@@ -127,7 +127,13 @@ def read_names(reader: TableReader, name: str, *, gaps: bool = False) -> tuple[n
 
 def read_target(reader: TableReader, target: str, *, gaps: bool = False) -> ColumnValues:
     """The numbers to predict; a row without a finite one is an error, unless it may have gaps."""
-    found = read_column(reader, target, Column(name=target, kind="number"))
+    try:
+        found = read_column(reader, target, Column(name=target, kind="number"))
+    except BadCells as error:
+        if error.has_remedy:
+            raise
+        remedy = "correct the cell, or predict classes: task = 'classification'"
+        raise BadCells(reader, target, error.cells, "targets of regression are numbers", remedy) from None
     assert found.values is not None
     bad = np.flatnonzero(~np.isfinite(found.values))
     if len(bad) and not gaps:
