@@ -1,7 +1,8 @@
-"""Lock a folder, so that only one run writes into it."""
+"""Locks: only one run writes into a folder, and only one thread changes what is global in a process."""
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,25 @@ except ImportError:  # Windows has no flock: two processes in one folder are not
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # a link of this name would create a file elsewhere
 _in_use: dict[tuple[int, Path], object] = {}  # by (process, lock file): a record lock never excludes its own process
+
+
+@contextlib.contextmanager
+def one_thread_at_a_time() -> Iterator[None]:
+    """Lock what is global in torch for the length of a `with` block: its generators, settings and functions."""
+    with _torch_lock:
+        yield
+
+
+_torch_lock = threading.RLock()
+
+
+def _reset_torch_lock() -> None:
+    global _torch_lock  # a forked process does not inherit the thread that may hold the lock
+    _torch_lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_torch_lock)
 
 
 @contextlib.contextmanager

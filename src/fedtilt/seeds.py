@@ -9,8 +9,6 @@ import contextlib
 import functools
 import hashlib
 import math
-import os
-import threading
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedtilt.devices import upload
+from fedtilt.locks import one_thread_at_a_time
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -168,18 +167,6 @@ def generator(key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key))
 
 
-_rng_lock = threading.RLock()  # one thread at a time uses the global generators
-
-
-def _reset_rng_lock() -> None:
-    global _rng_lock  # a forked process does not inherit the thread that may hold the lock
-    _rng_lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_rng_lock)
-
-
 @contextlib.contextmanager
 def seeded_global_rng(key: int, device: torch.device | None = None) -> Iterator[None]:
     """Seed torch's global generators inside (initial weights, dropout) and restore their state afterwards.
@@ -190,7 +177,7 @@ def seeded_global_rng(key: int, device: torch.device | None = None) -> Iterator[
     ...     assert torch.equal(torch.rand(2), first)
     """
     gpus = [device] if device is not None and device.type == "cuda" else []
-    with _rng_lock, torch.random.fork_rng(devices=gpus):
+    with one_thread_at_a_time(), torch.random.fork_rng(devices=gpus):
         for generator in [torch.default_generator, *(torch.cuda.default_generators[gpu.index] for gpu in gpus)]:
             generator.manual_seed(key)
         yield

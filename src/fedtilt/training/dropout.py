@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtilt import seeds
+from fedtilt.locks import one_thread_at_a_time
 from fedtilt.training import native
 
 _KEYS = 64
@@ -101,7 +102,7 @@ Functions = Mapping[str, Callable[..., Tensor]]  # of `torch.nn.functional`, by 
 
 @contextlib.contextmanager
 def keyed_dropout(others: Functions = MappingProxyType({})) -> Iterator[Masks]:
-    """Let torch's dropout take its masks from here, in this thread, after `Masks.start`.
+    """Let torch's dropout take its masks from here, in this thread, after `Masks.start`; other threads wait.
 
     Args:
         others: further functions that layers call in place of torch's; names of `_TORCH`
@@ -111,15 +112,15 @@ def keyed_dropout(others: Functions = MappingProxyType({})) -> Iterator[Masks]:
     ...     F.dropout(torch.ones(6), 0.5)
     tensor([0., 0., 2., 0., 0., 2.])
     """
-    functions = _KEYED | dict(others)
-    for name, function in functions.items():
-        setattr(F, name, function)
-    try:
-        yield _masks
-    finally:
-        _masks.stop()
-        for name, original in _TORCH.items():
-            setattr(F, name, original)
+    with one_thread_at_a_time():
+        for name, function in (_KEYED | dict(others)).items():
+            setattr(F, name, function)
+        try:
+            yield _masks
+        finally:
+            _masks.stop()
+            for name, original in _TORCH.items():
+                setattr(F, name, original)
 
 
 def _is_off(p: float, training: bool) -> bool:

@@ -1,13 +1,12 @@
 """Results independent of global torch settings: float32 by default, and deterministic on CUDA."""
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-_settings_lock = threading.RLock()  # torch's CUDA settings are global to the process: one thread at a time
+from fedtilt.locks import one_thread_at_a_time
 
 
 @contextlib.contextmanager
@@ -21,7 +20,7 @@ def fp32_deterministic(device: torch.device, tf32: bool = False) -> Iterator[Non
         if device.type != "cuda":
             yield
         else:
-            with _settings_lock, _cuda_settings(tf32):
+            with one_thread_at_a_time(), _cuda_settings(tf32):
                 yield
 
 
