@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import fedtilt
+
 _SECONDS = 120  # of one process
 
 
@@ -45,9 +47,15 @@ class Outcome:
 
 def _last_line(text: str) -> str:
     """The last line, and of a traceback the last place in fedtilt."""
-    lines = text.strip().splitlines() or [""]
-    places = re.findall(r'File "[^"]*/(fedtilt/[^"]*|safetensors/[^"]*)", line (\d+)', text)
-    return lines[-1][:300] + (f" ({places[-1][0]}:{places[-1][1]})" if places else "")
+    lines, found = text.strip().splitlines() or [""], places(text)
+    return lines[-1][:300] + (f" ({found[-1]})" if found else "")
+
+
+def places(stack: str) -> list[str]:
+    """The lines of fedtilt in the text of a stack, as FILE:LINE; a clone may have the package's name."""
+    package = Path(fedtilt.__file__).parent
+    found = [(Path(file), line) for file, line in re.findall(r'File "([^"]*)", line (\d+)', stack)]
+    return [f"{file.relative_to(package)}:{line}" for file, line in found if file.is_relative_to(package)]
 
 
 def run_in_child(function: Callable[[], object]) -> Outcome:

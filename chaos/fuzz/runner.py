@@ -8,7 +8,6 @@ import json
 import mmap
 import os
 import random
-import re
 import resource
 import signal
 import sys
@@ -18,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chaos.child import places
 from chaos.report import Report
 from fedtilt.errors import InputError
 
@@ -122,9 +122,8 @@ class _Worker:
 
     def _place(self) -> str:
         """The last line of fedtilt in the stack of a worker that was too slow."""
-        stack = (self.folder / "stack.txt").read_text()
-        places = re.findall(r'File "[^"]*/fedtilt/([^"]*)", line (\d+)', stack)
-        return f"more than {_SECONDS} s in {places[0][0]}:{places[0][1]}" if places else "crash"
+        found = places((self.folder / "stack.txt").read_text())
+        return f"more than {_SECONDS} s in {found[0]}" if found else "crash"
 
     def failures(self) -> list[tuple[str, str]]:
         """The kind and the text of everything that went wrong."""
@@ -153,6 +152,5 @@ def _read(read_one: Read, rng: random.Random) -> tuple[bool, tuple[str, str] | N
 
 def _place(error: BaseException) -> str:
     """The exception and the last line of fedtilt that it went through."""
-    places = [f for f in traceback.extract_tb(error.__traceback__) if "/fedtilt/" in f.filename]
-    where = f"{places[-1].filename.rpartition('/fedtilt/')[2]}:{places[-1].lineno}" if places else "outside of fedtilt"
-    return f"{type(error).__name__} in {where}"
+    found = places("".join(traceback.format_tb(error.__traceback__)))
+    return f"{type(error).__name__} in {found[-1] if found else 'outside of fedtilt'}"
