@@ -16,7 +16,7 @@ import fedtilt as ft
 from fedtilt import models, seeds
 from fedtilt.training import BACKENDS
 from fedtilt.training.augmentation import Augmentation
-from fedtilt.training.dropout import keyed_dropout
+from fedtilt.training.dropout import keyed_dropout, written_out_attention
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
 
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
@@ -42,6 +42,29 @@ def test_the_distribution_is_that_of_torch(name: str, p: float) -> None:
     if "feature" in name or name[-1] == "d":  # whole channels
         channels = ours.flatten(2)
         assert torch.equal(channels, channels[:, :, :1].expand_as(channels))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_in_place_it_changes_its_input(name: str) -> None:
+    x = torch.full((4, 6, 3), 0.7)
+    expected = drop(name, x, 0.5)
+    with keyed_dropout() as masks:
+        masks.start(7, 1)
+        assert getattr(F, name)(x, 0.5, True, True) is x
+    assert torch.equal(x, expected)
+
+
+class InPlace(nn.Module):
+    """Dropout whose result is left alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.drop, self.head = nn.Linear(64, 30), nn.Dropout(0.4, inplace=True), nn.Linear(30, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.features(x.flatten(1))
+        self.drop(x)
+        return self.head(x)
 
 
 def test_masks_depend_on_key_step_and_call_alone() -> None:
@@ -101,6 +124,21 @@ def test_attention_with_dropout_is_softmax_of_scores_with_weights_dropped(settin
     assert means.std(0).max() > 0.1
 
 
+@pytest.mark.parametrize("as_numbers", [False, True])
+@pytest.mark.parametrize("keys", [5, 1])
+def test_attention_without_a_key_is_zero_as_that_of_torch(as_numbers: bool, keys: int) -> None:
+    mask = torch.ones(2, 1, keys, 5, dtype=torch.bool).tril(1)
+    mask[1] = False  # a sample of padding alone
+    if as_numbers:
+        mask = torch.zeros(mask.shape).masked_fill(~mask, -math.inf)
+    given = torch.randn(3, 2, 4, 5, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    ours, theirs = (attention(*given.unbind(), mask) for attention in (written_out_attention, F.scaled_dot_product_attention))
+    assert not ours[1].any()
+    torch.testing.assert_close(ours, theirs)
+    gradients = [torch.autograd.grad(out.square().sum(), given)[0] for out in (ours, theirs)]
+    torch.testing.assert_close(*gradients)
+
+
 class Attention(nn.Module):
     """A transformer layer over the rows of an image, with dropout of values and of attention weights."""
 
@@ -113,7 +151,7 @@ class Attention(nn.Module):
         return self.head(self.layer(x.squeeze(1)).mean(1))
 
 
-@pytest.mark.parametrize("model", [MODELS["dropout"], MODELS["functional dropout"], Attention])
+@pytest.mark.parametrize("model", [MODELS["dropout"], MODELS["functional dropout"], Attention, InPlace])
 def test_a_stack_of_any_width_drops_what_the_loop_drops(model: Callable[[], nn.Module]) -> None:
     net = models.build(model, SHAPE, CLASSES, seed=3)
     jobs, batches = make_jobs(net)

@@ -144,7 +144,8 @@ def _keyed(
         if _is_off(p, training):
             return _TORCH[name](input, p, training, inplace)
         kept = input.dim() if not channels else 1 if input.dim() == unbatched else 2
-        return drop(input, (*input.shape[:kept], *[1] * (input.dim() - kept)), p)
+        dropped = drop(input, (*input.shape[:kept], *[1] * (input.dim() - kept)), p)
+        return input.copy_(dropped) if inplace else dropped
 
     return function
 
@@ -181,13 +182,19 @@ def written_out_attention(
     if enable_gqa:
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    no_keys = None
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    elif attn_mask is not None:
+        allowed = attn_mask if attn_mask.dtype == torch.bool else attn_mask > -math.inf
+        no_keys = ~allowed.any(-1, keepdim=True)  # such as those of a sample of padding alone
+        attn_mask = attn_mask.masked_fill(no_keys, attn_mask is allowed)
     if attn_mask is not None:
         masked = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, -math.inf) if masked else scores + attn_mask
     weights = scores.softmax(-1)
-    return (weights if _is_off(dropout_p, True) else _drop(weights, tuple(scores.shape), dropout_p)) @ value
+    weights = weights if _is_off(dropout_p, True) else _drop(weights, tuple(scores.shape), dropout_p)
+    return weights @ value if no_keys is None else (weights @ value).masked_fill(no_keys, 0)
 
 
 _KEYED: dict[str, Callable[..., Tensor]] = {
