@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtilt.data.inputs import Inputs, take
@@ -24,6 +25,11 @@ def last_linear(model: nn.Module, rule: str) -> nn.Linear:
             f"{rule!r} needs a model whose last trained layer is an nn.Linear; it is a {type(layer).__name__}"
         )
     return layer
+
+
+def class_count(model: nn.Module, rule: str) -> int:
+    """The outputs of the last layer, one for every class; a single one is the logit of two classes."""
+    return max(2, last_linear(model, rule).out_features)
 
 
 def body_parameters(model: nn.Module, rule: str) -> list[nn.Parameter]:
@@ -48,6 +54,24 @@ def with_features(model: nn.Module, x: Inputs, rule: str, shift: Tensor | None =
     if not seen:
         raise InputError(f"{rule!r} needs a model that calls its last layer; its forward pass does not")
     return seen[-1], outputs
+
+
+def with_second_head(
+    model: nn.Module, x: Inputs, rule: str, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The outputs, and those of the last layer and a second one together; the second learns, all else is constant."""
+
+    def append(layer: nn.Module, inputs: tuple[Any, ...], outputs: Tensor) -> Tensor:
+        # as further samples: what follows the last layer, such as a temperature, holds for them too
+        return torch.cat([outputs, outputs.detach() + F.linear(inputs[0].detach(), weight, bias)])
+
+    handle = last_linear(model, rule).register_forward_hook(append)
+    try:
+        _, outputs = with_features(model, x, rule)
+    finally:
+        handle.remove()
+    alone, both = outputs.chunk(2)
+    return alone, both
 
 
 def evaluated(model: nn.Module, x: Inputs, samples: int, rule: str) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fedtilt as ft
 from fedtilt import methods
@@ -81,6 +81,34 @@ def test_a_model_with_buffers_and_dropout(buffers: str) -> None:
         for name, tensor in first[key].to_tensors().items():
             assert tensor.isfinite().all()
             assert torch.equal(second[key].to_tensors()[name], tensor), (key, name)
+
+
+class OneLogit(nn.Sequential):
+    """For two classes; `as_two`: it returns two logits itself."""
+
+    def __init__(self, as_two: bool) -> None:
+        super().__init__(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+        self.as_two = as_two
+
+    def forward(self, x: Tensor) -> Tensor:
+        logit = super().forward(x)
+        return torch.cat([torch.zeros_like(logit), logit], 1) if self.as_two else logit
+
+
+def test_a_model_with_one_logit_for_two_classes() -> None:
+    x, y = torch.randn(90, 3, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 2
+    data = ft.data.Dataset(name="two", x_train=x, y_train=y, x_test=x, y_test=y, classes=2)
+    federation = ft.Federation.build(data, clients=4, partition="iid")
+    one, two = (
+        list(ft.simulate(all_methods(), federation, functools.partial(OneLogit, as_two), **RECIPE))[-1].state
+        for as_two in (False, True)
+    )
+    for owner in one.client_states.owners():
+        for name, tensor in one.client_states.get(owner).to_tensors().items():
+            assert torch.equal(two.client_states.get(owner).to_tensors()[name], tensor), (owner, name)
+    for key in METHODS:
+        assert torch.equal(one.shared[key], two.shared[key])
+        assert one.shared[key].isfinite().all()
 
 
 def test_they_learn() -> None:

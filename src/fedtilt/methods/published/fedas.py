@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from fedtilt.config.setting_fields import setting
 from fedtilt.errors import InputError
 from fedtilt.methods.component import ServerRound, Slot
-from fedtilt.methods.features import body_parameters, check_labels, evaluated, last_linear, members, with_features
+from fedtilt.methods.features import (
+    body_parameters,
+    check_labels,
+    class_count,
+    evaluated,
+    last_linear,
+    members,
+    with_features,
+)
 from fedtilt.methods.method import Method
 from fedtilt.methods.presets import compose, preset
 from fedtilt.methods.training import ClientBatches, ClientResult, Training
@@ -40,8 +48,8 @@ class FedAs(Training):
         """The head, the mean features (C, F), and how many samples of each class they are of, by their weights."""
         head = last_linear(model, self.rule)
         own = {f"head.{name}": p.detach().clone() for name, p in head.named_parameters()}
-        means = torch.zeros(head.out_features, head.in_features)
-        return {**own, "means": means, "counts": torch.zeros(head.out_features)}
+        classes = class_count(model, self.rule)
+        return {**own, "means": torch.zeros(classes, head.in_features), "counts": torch.zeros(classes)}
 
     def sends(self, model: nn.Module) -> Slot:
         """The trace of the Fisher information."""

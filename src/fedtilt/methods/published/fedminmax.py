@@ -11,7 +11,7 @@ from fedtilt.config.setting_fields import setting
 from fedtilt.errors import InputError
 from fedtilt.math.fair import project_to_simplex
 from fedtilt.methods.component import ServerRound, Slot
-from fedtilt.methods.features import evaluated, last_linear, members, with_features
+from fedtilt.methods.features import class_count, evaluated, members, with_features
 from fedtilt.methods.method import Method
 from fedtilt.methods.presets import compose, preset
 from fedtilt.methods.training import ClientBatches, ClientResult, Training
@@ -32,12 +32,12 @@ class FedMinMax(Training):
     rule: ClassVar[str] = "fedminmax"
     lr: float = setting(0.01, "step of the groups' weights", gt=0)
     groups: int | None = setting(
-        None, "how many groups the data has; default: one for every output of the model, its classes", ge=1, example=2
+        None, "how many groups the data has; default: one for every class", ge=1, example=2
     )
 
     def group_count(self, model: nn.Module) -> int:
         """The number of groups."""
-        return last_linear(model, self.rule).out_features if self.groups is None else self.groups
+        return class_count(model, self.rule) if self.groups is None else self.groups
 
     def init_server(self, model: nn.Module, population: int) -> Slot:
         """Mu, and the samples of every group so far."""

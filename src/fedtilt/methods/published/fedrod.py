@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtilt.config.setting_fields import setting
 from fedtilt.methods.component import Slot
-from fedtilt.methods.features import check_labels, last_linear, members, with_features
+from fedtilt.methods.features import check_labels, last_linear, members, with_second_head
 from fedtilt.methods.method import Method
 from fedtilt.methods.presets import compose, preset
 from fedtilt.methods.training import ClientBatches, ClientResult, Training
@@ -40,12 +39,10 @@ class FedRod(Training):
         check_labels(batches.y, self.rule)
         prior = self._prior(batches)
         own = {name: nn.Parameter(tensor) for name, tensor in slot.items()}
-        step, own_step = batches.stepper(model.parameters()), batches.stepper(own.values())
+        step = batches.stepper([*model.parameters(), *own.values()])
         for batch in batches.steps:
-            features, outputs = with_features(model, batch.x, self.rule)
-            both = outputs.detach() + F.linear(features.detach(), own["weight"], own.get("bias"))
-            step(batch.mean(batches.loss(outputs + prior, batch.y)))
-            own_step(batch.mean(batches.loss(both, batch.y)))
+            outputs, both = with_second_head(model, batch.x, self.rule, own["weight"], own.get("bias"))
+            step(batch.mean(batches.loss(outputs + prior, batch.y) + batches.loss(both, batch.y)))
         personal = copy.deepcopy(model)
         with torch.no_grad():
             for name, p in last_linear(personal, self.rule).named_parameters():
