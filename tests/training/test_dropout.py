@@ -132,7 +132,8 @@ def test_attention_without_a_key_is_zero_as_that_of_torch(as_numbers: bool, keys
     if as_numbers:
         mask = torch.zeros(mask.shape).masked_fill(~mask, -math.inf)
     given = torch.randn(3, 2, 4, 5, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    ours, theirs = (attention(*given.unbind(), mask) for attention in (written_out_attention, F.scaled_dot_product_attention))
+    functions = written_out_attention, F.scaled_dot_product_attention
+    ours, theirs = (attention(*given.unbind(), mask) for attention in functions)
     assert not ours[1].any()
     torch.testing.assert_close(ours, theirs)
     gradients = [torch.autograd.grad(out.square().sum(), given)[0] for out in (ours, theirs)]
