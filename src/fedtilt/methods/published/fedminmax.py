@@ -31,9 +31,7 @@ class FedMinMax(Training):
 
     rule: ClassVar[str] = "fedminmax"
     lr: float = setting(0.01, "step of the groups' weights", gt=0)
-    groups: int | None = setting(
-        None, "how many groups the data has; default: one for every class", ge=1, example=2
-    )
+    groups: int | None = setting(None, "how many groups the data has; default: one for every class", ge=1, example=2)
 
     def group_count(self, model: nn.Module) -> int:
         """The number of groups."""
