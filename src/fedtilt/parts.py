@@ -248,11 +248,13 @@ def buffers_to_vector(model: nn.Module, names: Sequence[str]) -> Tensor:
 
 
 def vector_to_buffers(model: nn.Module, names: Sequence[str], vector: Tensor) -> dict[str, Tensor]:
-    """New tensors by name, in the types of the model's buffers, from a vector (…, B)."""
+    """New tensors by name, in the types of the model's buffers, from a vector (…, B); averaged counters are rounded."""
     named = dict(model.named_buffers())
     pieces = vector.split([named[name].numel() for name in names], dim=-1)
     return {
-        name: piece.reshape((*vector.shape[:-1], *named[name].shape)).to(named[name].dtype, copy=True)
+        name: (piece if named[name].is_floating_point() else piece.round())
+        .reshape((*vector.shape[:-1], *named[name].shape))
+        .to(named[name].dtype, copy=True)
         for name, piece in zip(names, pieces, strict=True)
     }
 

@@ -132,14 +132,16 @@ def test_batch_norm_with_buffers_of_its_own(optimizer: Optimizer) -> None:
     assert len(names) == 9
     initial = buffers_to_vector(model, names)
     jobs, batches = make_jobs(model)
-    starts = [initial * (1 + i % 2) for i in range(len(jobs))]  # the variances differ, and the counters stay at 0
+    counts = [torch.full(b.shape, not b.is_floating_point()) for b in map(model.get_buffer, names)]
+    average = torch.cat([t.reshape(-1) for t in counts]) * 2.7  # of the counters of several clients, as a server has it
+    starts = [initial * (1 + i % 2) + average for i in range(len(jobs))]  # the variances differ too
     jobs = [
         replace(job, buffer_names=names, buffers=buffers, optimizer=optimizer, lr=0.01)
         for job, buffers in zip(jobs, starts, strict=True)
     ]
     trained = assert_equal_training(model, jobs, batches, tolerance=2e-4)
     counters = {result.buffers[-1].item() for result in trained}
-    assert counters == {2.0, 6.0, 8.0}  # steps of the three clients in two epochs
+    assert counters == {3 + 2, 3 + 6, 3 + 8}  # steps of the three clients in two epochs
 
 
 @pytest.mark.parametrize("momentum", [0.2, None])

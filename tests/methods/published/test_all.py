@@ -84,18 +84,18 @@ def test_a_model_with_buffers_and_dropout(buffers: str) -> None:
 
 
 class OneLogit(nn.Sequential):
-    """For two classes; `as_two`: it returns two logits itself."""
+    """For two classes, with a parameter that is one number; `as_two`: it returns two logits itself."""
 
     def __init__(self, as_two: bool) -> None:
         super().__init__(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
-        self.as_two = as_two
+        self.as_two, self.scale = as_two, nn.Parameter(torch.tensor(0.7))
 
     def forward(self, x: Tensor) -> Tensor:
-        logit = super().forward(x)
+        logit = super().forward(self.scale * x)
         return torch.cat([torch.zeros_like(logit), logit], 1) if self.as_two else logit
 
 
-def test_a_model_with_one_logit_for_two_classes() -> None:
+def test_a_model_with_one_logit_and_a_parameter_that_is_one_number() -> None:
     x, y = torch.randn(90, 3, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 2
     data = ft.data.Dataset(name="two", x_train=x, y_train=y, x_test=x, y_test=y, classes=2)
     federation = ft.Federation.build(data, clients=4, partition="iid")

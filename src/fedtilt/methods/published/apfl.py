@@ -41,7 +41,7 @@ class Apfl(Training):
     def train(self, model: nn.Module, batches: ClientBatches, received: Slot, slot: Slot) -> ClientResult:
         """Steps of both models on every batch."""
         own = with_weights(model, slot["own"]) if slot["trained"].item() else copy.deepcopy(model)
-        mixed, alpha = copy.deepcopy(model), slot["alpha"]
+        mixed, alpha = copy.deepcopy(model), slot["alpha"].squeeze()
         if self.adaptive:
             self._mix(mixed, own, model, alpha)
             gradient = torch.cat([g.reshape(-1) for g in self._gradients(mixed, batches, batches.steps[0])])
@@ -53,11 +53,9 @@ class Apfl(Training):
             gradients = self._gradients(mixed, batches, batch)
             step(batch.mean(batches.loss(logits(model, batch.x).float(), batch.y)))
             pairs = zip(trained_parameters(own).values(), gradients, strict=True)
-            own_step(
-                torch.stack([(p * g).sum() for p, g in pairs]).sum() * alpha.squeeze()
-            )  # its gradient is alpha · g
+            own_step(torch.stack([(p * g).sum() for p, g in pairs]).sum() * alpha)  # its gradient is alpha · g
         self._mix(mixed, own, model, alpha)
-        kept = {"own": parameters_to_vector(own), "alpha": alpha, "trained": torch.ones_like(alpha)}
+        kept = {"own": parameters_to_vector(own), "alpha": alpha[None], "trained": torch.ones_like(slot["trained"])}
         return ClientResult(model, personal=mixed, slot=kept)
 
     @staticmethod

@@ -189,6 +189,9 @@ class Stack:
             anchor_rate=anchor_rate,
             first_steps=first_steps,
         )
+        named = dict(model.named_buffers())
+        counts = [torch.full(named[name].shape, not named[name].is_floating_point()) for name in recipe.buffer_names]
+        self._counters = torch.cat([t.reshape(-1) for t in counts]).nonzero()[:, 0].to(device) if counts else None
         # whose samples the buffers have, and the batches of how many steps
         self._loaded: list[weakref.ref[Batches]] = []
         self._loaded_steps = 0
@@ -226,6 +229,7 @@ class Stack:
         rows.optimizer_state.zero_()
         if self._recipe.trains_buffers:
             torch.stack([cast(Tensor, job.buffers) for job in jobs], out=b.model_buffers)
+            b.model_buffers[:, self._counters] = b.model_buffers[:, self._counters].round()  # see `vector_to_buffers`
         b.first_step.zero_()
         anchor_row = {key: i for i, key in enumerate(anchors)}
         client_row = {id(data): i for i, data in enumerate(_distinct(batches))}
