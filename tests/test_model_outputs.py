@@ -62,6 +62,35 @@ def test_lazy_layers_that_do_not_take_the_samples_are_refused() -> None:
         build(lambda: nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten(), nn.LazyLinear(2)), (64,), 2, seed=0)
 
 
+class Undefined(nn.Module):
+    """Divides by what may be 0 in test data."""
+
+    def __init__(self, outputs: int, *, by_place: bool) -> None:
+        super().__init__()
+        self.head, self.by_place = nn.Linear(3, outputs), by_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.head(x / x.sum(1, keepdim=True))
+        return outputs[:, None] if self.by_place else outputs
+
+
+@pytest.mark.parametrize("task", ["classification", "regression", "multilabel", "language"])
+def test_outputs_that_are_no_numbers_are_refused_where_a_model_is_evaluated(task: str) -> None:
+    """They would count as the first class, or as none."""
+    targets = {
+        "classification": torch.arange(12) % 2, "regression": torch.arange(12.0),
+        "multilabel": torch.eye(2).repeat(6, 1).long(), "language": torch.arange(12)[:, None] % 2,
+    }  # fmt: skip
+    x, y = torch.rand(12, 3) + 0.1, targets[task]
+    undefined = torch.cat([x[:3], torch.zeros(1, 3)])
+    clients = {name: ((x, y), (test, y[:4])) for name, test in {"north": x[:4], "south": undefined}.items()}
+    federation = ft.Federation.from_clients(clients, task=task)
+    model = Undefined(1 if task == "regression" else 2, by_place=task == "language")
+    message = "the model of method 'ditto' returns NaN or infinity for test data of south; lower lr"
+    with pytest.raises(ft.InputError, match=message):
+        ft.run([ft.ditto(0.1)], federation, model, **SETTINGS)
+
+
 class Shared(nn.Module):
     """The same layers under two names: parameters and BatchNorm's statistics are one."""
 

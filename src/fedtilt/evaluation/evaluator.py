@@ -12,18 +12,21 @@ from fedtilt.data.inputs import Inputs, take, to_device
 from fedtilt.data.targets import NumericTarget, TokenTarget
 from fedtilt.engine.client import client_model
 from fedtilt.engine.client_states import ClientStates, FederationState, Owner
+from fedtilt.errors import Diverged
 from fedtilt.evaluation.groups import CrossTable, group_names, groupings
 from fedtilt.evaluation.metrics import Counts, GroupCounts
-from fedtilt.evaluation.scores import no_sums, sample_sums
+from fedtilt.evaluation.scores import are_numbers, no_sums, sample_sums
 from fedtilt.methods import Method
 from fedtilt.models import copy_with_parameters, functional_logits, trained_parameters, vector_to_parameters
 from fedtilt.parts import Parts, vector_to_buffers
 from fedtilt.state import ClientState
+from fedtilt.text_tables import first_names
 from fedtilt.training import stacked
 from fedtilt.training.precision import fp32_deterministic
 
 _SAMPLES = {"cpu": 128, "cuda": 4096}  # in a forward pass: on a CPU so few that activations stay in its cache
 _MODELS = 64  # personal models in a stack, if they have at most twice the samples of a forward pass together
+_SHOWN_CLIENTS = 3
 _LOGITS = {"cpu": 2**24, "cuda": 2**28}  # of tokens in a forward pass
 
 
@@ -50,6 +53,7 @@ class Evaluator:
         # a copy: evaluation swaps parameters in and out, and must not touch the module that is being trained
         self._model = copy_with_parameters(model, trained_parameters(model)).eval()
         self._target, self._clients = federation.target, federation.clients
+        self._client_names, self._split = federation.client_names, split
         self._outputs_per_sample = federation.outputs
         sizes = torch.bincount(client, minlength=self._clients)
         self._stops = sizes.cumsum(0)  # (N,) rows of a client: [start, stop)
@@ -103,10 +107,23 @@ class Evaluator:
             self._cached[name][1][client] = sums
         for name in personal:
             self._cached[name][0].copy_(trained[name])
+        for name in shared:
+            self._check_numbers(name, shared[name], self._cached[name][1] if name in personal else shared[name])
         return {
             m.name: self._counts(shared[m.name], trained[m.name] == 0 if m.has_personal else None, m.name)
             for m in methods
         }
+
+    def _check_numbers(self, name: str, *sums: Tensor) -> None:
+        failed = ~torch.stack([are_numbers(of_models).flatten(1).all(1) for of_models in sums]).all(0)
+        if failed.any():
+            clients = [self._client_names[i] for i in failed.nonzero()[:, 0].tolist()]
+            raise Diverged(
+                f"the model of method {name!r} returns NaN or infinity for {self._split} data of "
+                f"{first_names(clients, _SHOWN_CLIENTS)}; lower lr (train.lr in a spec) or the tilts, or let the model "
+                "return numbers for these samples",
+                methods=[name],
+            )
 
     def _counts(self, shared: Tensor, never_selected: Tensor | None, name: str) -> Counts:
         personal = None
@@ -175,7 +192,7 @@ class Evaluator:
             outputs = vmap(predict)(weights, take(self._x, rows))
             scores = sample_sums(self._target, outputs, self._y[rows])  # (models, samples, …)
         shape = *mask.shape, *[1] * (scores.dim() - 2)
-        scores = scores * mask.to(scores.device).reshape(shape)
+        scores = scores.masked_fill(~mask.to(scores.device).reshape(shape), 0)
         cells = self._cell[rows.to(self._cell.device)].reshape(shape).expand_as(scores)
         sums = no_sums(self._target, len(padded), self._cells.count, device=self._sum_device)
         return sums.scatter_add_(1, cells, scores)[: len(owners)]

@@ -22,6 +22,7 @@ from fedtilt.data.targets import IGNORED, TARGETS, LabelTarget, NumericTarget, T
 from fedtilt.math.losses import label_cross_entropy
 
 _MOST_LOSS = 700.0  # a perplexity beyond is not a finite number
+_NO_PREDICTION = -(2**40)  # in place of 0 or 1; a sum with it is below 0
 
 
 class Score(NamedTuple):
@@ -137,7 +138,13 @@ def sample_sums(target: Target | None, outputs: Tensor, y: Tensor) -> Tensor:
         counts = (found & there).sum(-1), found.sum(-1) + there.sum(-1)
         columns = [losses.double(), right.mean(-1), right.amin(-1), *(count.double() for count in counts)]
         return torch.stack(columns, -1).cpu()
-    return (outputs.argmax(-1) == y).long()
+    right = (outputs.argmax(-1) == y).long()  # of NaN, the highest is the first
+    return right.masked_fill(outputs.isnan().any(-1), _NO_PREDICTION)
+
+
+def are_numbers(sums: Tensor) -> Tensor:
+    """Where sums are of outputs that are numbers."""
+    return sums.isfinite() if sums.is_floating_point() else sums >= 0
 
 
 def error_sums(errors: Tensor) -> Tensor:
