@@ -59,14 +59,17 @@ class FedAla(Training):
     def _learn(self, model: nn.Module, batches: ClientBatches, slot: Slot) -> Tensor:
         """The weights; the upper layers of the model become the mixture."""
         count, size = len(batches.y), len(batches.steps[0].y)
-        rows = torch.randperm(count)[: max(1, int(self.share * count))].to(batches.y.device)
+        rows = torch.randperm(count)[: max(2, int(self.share * count))].to(batches.y.device)
+        parts = [*rows.split(size)]
+        if 1 < size and len(parts[-1]) == 1 < len(parts):  # BatchNorm has no statistics of one sample
+            parts[-2:] = [torch.cat(parts[-2:])]
         last, weights, losses = slot["last"], slot["weights"], list[float]()
         apart = _flat(self._upper(model)) - last
         mixed = copy.deepcopy(model)
         upper = self._upper(mixed)
         _fill(upper, last + apart * weights)
         for _ in range(1 if slot["rounds"].item() > 1 else _MOST_EPOCHS):
-            for part in rows.split(size):
+            for part in parts:
                 sample_weights = None if batches.weights is None else batches.weights[part]
                 outputs = logits(mixed, take(batches.x, part)).float()
                 loss = mean(batches.loss(outputs, batches.y[part]), sample_weights)
