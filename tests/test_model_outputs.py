@@ -1,5 +1,6 @@
 """Models that return more than a tensor, share a module under two names, or have lazy layers train as plain ones."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import fedtilt as ft
+from fedtilt.errors import InputWarning
 from fedtilt.models import build, functional_logits, vector_to_parameters
 
 SETTINGS = {"rounds": 3, "participation": 1.0, "epochs": 1, "lr": 0.1, "workers": 0, "backend": "autograd"}
@@ -89,6 +91,47 @@ def test_outputs_that_are_no_numbers_are_refused_where_a_model_is_evaluated(task
     message = "the model of method 'ditto' returns NaN or infinity for test data of south; lower lr"
     with pytest.raises(ft.InputError, match=message):
         ft.run([ft.ditto(0.1)], federation, model, **SETTINGS)
+
+
+class Halved(nn.Module):
+    """Layers, after some of which the graph ends."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.body, self.norm, self.head, self.where = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10), where
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(self.where != "all"):
+            features = self.norm(self.body(x.flatten(1)))
+            return self.head(features.detach() if self.where == "body" else features)
+
+
+def with_forward_of_another() -> nn.Module:
+    model = plain()
+    model.forward = lambda x, other=model: nn.Sequential.forward(other, x)  # a copy of the model would call the first
+    return model
+
+
+@pytest.mark.parametrize("model", [Halved("all"), with_forward_of_another()])
+@pytest.mark.parametrize("backend", ["auto", "stacked"])
+def test_a_model_that_training_would_not_change_is_refused(
+    federation: ft.Federation, model: nn.Module, backend: str
+) -> None:
+    with pytest.raises(ft.InputError, match="no parameter of the model has a gradient, so training would change"):
+        ft.run([ft.fedavg()], federation, model, **SETTINGS | {"backend": backend})
+
+
+def test_parameters_without_a_gradient_are_named(federation: ft.Federation) -> None:
+    with pytest.warns(
+        ft.InputWarning, match=r"no gradient reaches body\.weight, body\.bias, norm\.weight and 1 more: "
+    ):
+        ft.run([ft.fedavg()], federation, Halved("body"), **SETTINGS | {"rounds": 1})
+    frozen = Halved("body")
+    frozen.body.requires_grad_(False)
+    frozen.norm.requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ft.run([ft.fedavg()], federation, frozen, **SETTINGS | {"rounds": 1})
 
 
 class Shared(nn.Module):

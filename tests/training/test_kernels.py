@@ -5,10 +5,12 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fedtilt import models
@@ -41,6 +43,11 @@ def _with_hook(model: nn.Sequential) -> nn.Sequential:
     return model
 
 
+def _with_forward(model: nn.Sequential) -> nn.Sequential:
+    model[1].forward = types.MethodType(lambda layer, x: 2 * F.linear(x, layer.weight, layer.bias), model[1])
+    return model
+
+
 def _tie_weights(model: nn.Sequential) -> nn.Sequential:
     model[3].weight = model[1].weight
     return model
@@ -57,6 +64,7 @@ def _tie_weights(model: nn.Sequential) -> nn.Sequential:
         nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.ReLU()),
         nn.Sequential(nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(64, 4))),
         _with_hook(nn.Sequential(nn.Flatten(), nn.Linear(64, 4))),
+        _with_forward(nn.Sequential(nn.Flatten(), nn.Linear(64, 4))),
         _tie_weights(
             nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
         ),

@@ -17,7 +17,7 @@ from fedtilt.errors import InputError, InputWarning
 from fedtilt.files import read_tensors
 from fedtilt.losses import Loss
 from fedtilt.math.losses import SampleLoss
-from fedtilt.models import ModelSource, build, logits, trained_parameters
+from fedtilt.models import ModelSource, build, copy_with_parameters, logits, trained_parameters
 from fedtilt.parts import Parts
 from fedtilt.text_tables import first_names
 from fedtilt.training.augmentation import check_transform
@@ -40,6 +40,8 @@ def initial_model(federation: Federation, model: ModelSource, settings: TrainSet
     for count in (2, 1):  # the last batch of an epoch may have one sample
         rows = torch.zeros(count, dtype=torch.long)
         _check_output(net, take(x, rows), y[rows], federation, settings.sample_loss)
+    rows = torch.zeros(2, dtype=torch.long)
+    _check_gradients(net, take(x, rows), y[rows], settings.sample_loss)
     if federation.target is None and (settings.loss is None or isinstance(settings.loss, Loss)):
         with torch.no_grad():
             last = last_function(logits(net, take(x, slice(0, 64))))
@@ -108,6 +110,31 @@ def _check_output(net: nn.Module, x: Inputs, y: Tensor, federation: Federation, 
         raise InputError(
             f"the loss returns {shape} for {len(y)} samples; return one value per sample, as reduction='none' does"
         )
+
+
+def _check_gradients(net: nn.Module, x: Inputs, y: Tensor, loss: SampleLoss) -> None:
+    """Raise InputError if no trained parameter has a gradient, and warn of parameters without one."""
+    trial = copy_with_parameters(net, trained_parameters(net)).train()
+    parameters = trained_parameters(trial)
+    with seeds.seeded_global_rng(0), torch.enable_grad():
+        try:
+            losses = loss(logits(trial, x).float(), y)
+        except (RuntimeError, ValueError):
+            return  # in training mode it may need more samples
+        gradients: Sequence[Tensor | None] = [None] * len(parameters)
+        if losses.requires_grad:
+            gradients = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
+    without = [name for name, gradient in zip(parameters, gradients, strict=True) if gradient is None]
+    if len(without) == len(parameters):
+        raise InputError(
+            "no parameter of the model has a gradient, so training would change nothing; compute the outputs from the "
+            "module's own parameters, without torch.no_grad, detach or numpy"
+        )
+    if without:
+        warn([
+            f"no gradient reaches {first_names(without, 3)}: the loss of two samples does not depend on them, and "
+            "training may leave them as they are; requires_grad = False says that this is meant"
+        ])  # fmt: skip
 
 
 def _shape(first: tuple[int, ...], last: object) -> str:

@@ -33,9 +33,12 @@ def class_count(model: nn.Module, rule: str) -> int:
 
 
 def body_parameters(model: nn.Module, rule: str) -> list[nn.Parameter]:
-    """The trained parameters of all layers but the last."""
+    """The trained parameters of all layers but the last, of which there must be some."""
     head = {id(p) for p in last_linear(model, rule).parameters()}
-    return [p for p in trained_parameters(model).values() if id(p) not in head]
+    body = [p for p in trained_parameters(model).values() if id(p) not in head]
+    if not body:
+        raise InputError(f"{rule!r} needs a model with trained layers before the last one; this model has none")
+    return body
 
 
 def with_features(model: nn.Module, x: Inputs, rule: str, shift: Tensor | None = None) -> tuple[Tensor, Tensor]:

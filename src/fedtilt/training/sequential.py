@@ -204,11 +204,12 @@ def pooled_size(conv: nn.Conv2d, height: int, width: int) -> tuple[int, int]:
 def _has_plain_layers(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
     """Whether these layers' weights and biases are all the model's parameters, each used once, and it has no hooks.
 
-    Kernels do not support tied weights, parametrisations (`spectral_norm`) and hooks.
+    Kernels do not support tied weights, parametrisations (`spectral_norm`), hooks, and a `forward` of one object alone.
     """
     parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
     hooked = any(
-        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in model.modules()
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks or "forward" in vars(m)
+        for m in model.modules()
     )
     return [id(p) for p in parameters] == [id(p) for p in model.parameters()] and not hooked
 

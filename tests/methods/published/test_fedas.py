@@ -11,7 +11,7 @@ import fedtilt as ft
 from fedtilt.errors import InputError
 from fedtilt.methods import fedas
 from fedtilt.models import parameters_to_vector
-from tests.methods.published.reference import STEPS, Reference, check, close, descend, shared, simulated
+from tests.methods.published.reference import FED, RECIPE, STEPS, Reference, check, close, descend, shared, simulated
 
 
 class FedAs(Reference):
@@ -68,3 +68,8 @@ def test_the_head_that_a_client_sends_is_the_one_that_it_received() -> None:
 def test_weights_that_no_training_sends_are_refused() -> None:
     with pytest.raises(InputError, match="weighting 'fisher' needs a training that sends 'fisher', such as 'fedas'"):
         simulated(ft.fedavg(weighting="fisher"))
+
+
+def test_a_model_without_a_body_is_refused() -> None:
+    with pytest.raises(InputError, match="'fedas' needs a model with trained layers before the last one"):
+        list(ft.simulate([fedas()], FED, ft.models.logistic, **RECIPE))

@@ -46,6 +46,7 @@ class FedAs(Training):
 
     def init_client(self, model: nn.Module) -> Slot:
         """The head, the mean features (C, F), and how many samples of each class they are of, by their weights."""
+        body_parameters(model, self.rule)  # raises for a model without any
         head = last_linear(model, self.rule)
         own = {f"head.{name}": p.detach().clone() for name, p in head.named_parameters()}
         classes = class_count(model, self.rule)
