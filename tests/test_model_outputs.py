@@ -122,9 +122,7 @@ def test_a_model_that_training_would_not_change_is_refused(
 
 
 def test_parameters_without_a_gradient_are_named(federation: ft.Federation) -> None:
-    with pytest.warns(
-        InputWarning, match=r"no gradient reaches body\.weight, body\.bias, norm\.weight and 1 more: "
-    ):
+    with pytest.warns(InputWarning, match=r"no gradient reaches body\.weight, body\.bias, norm\.weight and 1 more: "):
         ft.run([ft.fedavg()], federation, Halved("body"), **SETTINGS | {"rounds": 1})
     frozen = Halved("body")
     frozen.body.requires_grad_(False)
