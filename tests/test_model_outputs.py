@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import fedtilt as ft
 from fedtilt.errors import InputWarning
-from fedtilt.models import build, functional_logits, vector_to_parameters
+from fedtilt.models import build, functional_logits, parameters_to_vector, vector_to_parameters
 
 SETTINGS = {"rounds": 3, "participation": 1.0, "epochs": 1, "lr": 0.1, "workers": 0, "backend": "autograd"}
 
@@ -119,6 +119,40 @@ def test_a_model_that_training_would_not_change_is_refused(
 ) -> None:
     with pytest.raises(ft.InputError, match="no parameter of the model has a gradient, so training would change"):
         ft.run([ft.fedavg()], federation, model, **SETTINGS | {"backend": backend})
+
+
+class Constrained(nn.Linear):
+    """Its weights have a largest norm."""
+
+    in_place = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.in_place:
+            self.weight.data.renorm_(2, 0, 5.0)
+        else:
+            self.weight.data = self.weight.data.renorm(2, 0, 5.0)
+        return super().forward(x)
+
+
+class Replaced(Constrained):
+    in_place = False
+
+
+@pytest.mark.parametrize("layer", [Constrained, Replaced])
+def test_a_forward_pass_that_changes_parameters_is_refused(federation: ft.Federation, layer: type[nn.Linear]) -> None:
+    model = nn.Sequential(nn.Flatten(), layer(64, 10))
+    before = parameters_to_vector(model).clone()
+    with pytest.raises(ft.InputError, match="a forward pass changes the parameter '1.weight', as max_norm of an embed"):
+        ft.run([ft.fedavg()], federation, model, **SETTINGS)
+    assert torch.equal(parameters_to_vector(model), before)
+
+
+def test_an_embedding_with_a_largest_norm_is_refused() -> None:
+    x, y = torch.arange(40).reshape(20, 2) % 7, torch.arange(20) % 2
+    federation = ft.Federation.from_clients([(x[:10], y[:10]), (x[10:], y[10:])])
+    model = nn.Sequential(nn.Embedding(7, 4, max_norm=1.0), nn.Flatten(), nn.Linear(8, 2))
+    with pytest.raises(ft.InputError, match="a forward pass changes the parameter '0.weight'"):
+        ft.run([ft.fedavg()], federation, model, **SETTINGS)
 
 
 def test_parameters_without_a_gradient_are_named(federation: ft.Federation) -> None:

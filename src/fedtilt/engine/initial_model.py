@@ -1,5 +1,6 @@
 """The initial model of a run, checked on samples of the data, with its parts, and the weights that it starts from."""
 
+import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,8 +41,9 @@ def initial_model(federation: Federation, model: ModelSource, settings: TrainSet
     for count in (2, 1):  # the last batch of an epoch may have one sample
         rows = torch.zeros(count, dtype=torch.long)
         _check_output(net, take(x, rows), y[rows], federation, settings.sample_loss)
-    rows = torch.zeros(2, dtype=torch.long)
-    _check_gradients(net, take(x, rows), y[rows], settings.sample_loss)
+    two = torch.zeros(2, dtype=torch.long)
+    _check_constant_parameters(net, take(x, two))
+    _check_gradients(net, take(x, two), y[two], settings.sample_loss)
     if federation.target is None and (settings.loss is None or isinstance(settings.loss, Loss)):
         with torch.no_grad():
             last = last_function(logits(net, take(x, slice(0, 64))))
@@ -110,6 +112,23 @@ def _check_output(net: nn.Module, x: Inputs, y: Tensor, federation: Federation, 
         raise InputError(
             f"the loss returns {shape} for {len(y)} samples; return one value per sample, as reduction='none' does"
         )
+
+
+def _check_constant_parameters(net: nn.Module, x: Inputs) -> None:
+    """Raise InputError if a forward pass changes a trained parameter: an evaluation would change what is trained."""
+    large = {name: 100 * p.detach() for name, p in trained_parameters(net).items()}  # beyond any largest norm
+    before = {name: p.clone() for name, p in large.items()}
+    trial = copy_with_parameters(net, large)
+    for training in (True, False):
+        with torch.no_grad(), seeds.seeded_global_rng(0), contextlib.suppress(RuntimeError, ValueError):
+            logits(trial.train(training), x)
+        for name, p in trained_parameters(trial).items():
+            if p.data_ptr() != large[name].data_ptr() or not torch.equal(p, before[name]):
+                raise InputError(
+                    f"a forward pass changes the parameter {name!r}, as max_norm of an embedding does: an evaluation "
+                    "would change what is trained; leave that out, or let torch.nn.utils.parametrize compute the "
+                    "constrained weights from free ones"
+                )
 
 
 def _check_gradients(net: nn.Module, x: Inputs, y: Tensor, loss: SampleLoss) -> None:
