@@ -89,6 +89,30 @@ def normalised(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, classes))
 
 
+class Centered(nn.Module):
+    """Its features are those of a sample without the mean over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.head(x - x.mean(0))
+
+
+def by_frequency(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The gradient of a token counts how often it is in the batch."""
+
+    class Tokens(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.flatten(1) > 0).long()
+
+    return nn.Sequential(
+        Tokens(), nn.Embedding(2, 3, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(3 * 64, classes)
+    )
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -97,6 +121,11 @@ def normalised(input_shape: tuple[int, ...], classes: int) -> nn.Module:
             {"micro_batch_size": 4, "model": normalised},
             "its buffer '2.running_mean' is of whole batches; use GroupNorm",
         ),
+        (
+            {"micro_batch_size": 4, "model": Centered},
+            "or its gradient, depends on the others of the batch; leave it out",
+        ),
+        ({"micro_batch_size": 4, "model": by_frequency}, "or its gradient, depends on the others of the batch"),
         (
             {"micro_batch_size": 4, "method": ft.methods.moon()},
             "no effect on method 'moon', whose training takes whole",
