@@ -22,7 +22,8 @@ from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.files import read_tensors
 from fedtilt.losses import Loss
-from fedtilt.models import ModelSource, build, built_in_name, logits, trained_parameters
+from fedtilt.models import ModelSource, build, logits, trained_parameters
+from fedtilt.models.networks import built_in_name
 from fedtilt.parts import Parts
 from fedtilt.text_tables import first_names
 from fedtilt.training.augmentation import check_transform
