@@ -194,8 +194,8 @@ def test_a_certificate_of_shares_holds_where_hoeffding_says() -> None:
     assert perfect == pytest.approx(100 * 0.025 ** (1 / 40), rel=1e-9)
 
 
-@pytest.mark.parametrize("task", [LANGUAGE, LABELS])
-def test_a_flower_federation_gives_the_simulators_models_and_scores(task: str, tmp_path: Path) -> None:
+def flower_task(task: str, tau: float, folder: Path) -> tuple[ft.Federation, Task]:
+    """A federation, and a task whose sites have its clients' data."""
     _, model, lr = CASES[task]
     fed = federation(task)
 
@@ -206,13 +206,25 @@ def test_a_flower_federation_gives_the_simulators_models_and_scores(task: str, t
             sides |= {f"x_{side}": x[index[site]], f"y_{side}": y[index[site]]}
         return ft.data.Dataset(name="site", task=task, target=fed.target, **sides)
 
-    (tmp_path / "spec.toml").write_text(
+    (folder / "spec.toml").write_text(
         f"[clients]\ncount = 3\n[train]\nrounds = 2\nparticipation = 1.0\nepochs = 1\nbatch_size = 4\nlr = {lr}\n"
-        'screen = 0\n[[methods]]\npreset = "fedtilt"\ntau = 0\nlam = 0.7\nmu = 0.5\n'
+        f'screen = 0\n[[methods]]\npreset = "fedtilt"\ntau = {tau}\nlam = 0.7\nmu = 0.5\n'
     )
-    flower = Task(
-        spec=tmp_path / "spec.toml", model=model, data=of_site, input_shape=fed.input_shape, target=fed.target
+    return fed, Task(
+        spec=folder / "spec.toml", model=model, data=of_site, input_shape=fed.input_shape, target=fed.target
     )
+
+
+def test_a_tilt_over_groups_that_the_data_of_a_site_lacks_is_refused(tmp_path: Path) -> None:
+    _, task = flower_task(LABELS, 2.0, tmp_path)
+    with pytest.raises(InputError, match="site 0 cannot join: has not the groups that method 'fedtilt' tilts over"):
+        run_loopback(task, 3, tmp_path)
+
+
+@pytest.mark.parametrize("task", [LANGUAGE, LABELS])
+def test_a_flower_federation_gives_the_simulators_models_and_scores(task: str, tmp_path: Path) -> None:
+    _, model, lr = CASES[task]
+    fed, flower = flower_task(task, 0.0, tmp_path)
     run_loopback(flower, 3, tmp_path)
     method = ft.fedtilt(tau=0, lam=0.7, mu=0.5)
     simulated = ft.run([method], fed, model, **SETTINGS, lr=lr, out=tmp_path / "simulated")["fedtilt"]

@@ -19,7 +19,7 @@ from fedtilt.flower.flwr_internals import limit_reply_size, max_reply_size, netw
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.run_folder import ServerRunFolder, open_run_folder
 from fedtilt.flower.schema_exchange import agree_on_schema, stored_schema
-from fedtilt.flower.site_data import check_all_groups, site_federation
+from fedtilt.flower.site_data import check_groups, site_federation
 from fedtilt.flower.site_strategy import SiteStrategy
 from fedtilt.flower.task import NodeConfig, ResolvedTask, Task, left_out_sites
 from fedtilt.methods.aggregators import Rooted
@@ -109,7 +109,7 @@ def _root_set(
     if task.has_own_data:
         node_config: NodeConfig = {"data": str(config["root"]), "partition-id": 0}
         federation = site_federation(task, spec, node_config, schema)
-        check_all_groups(federation, method, model)
+        check_groups(federation, method, model)
     else:
         federation = federation_of(spec, spec.seed)
     root = RootSet.of(method, federation, settings.seed)

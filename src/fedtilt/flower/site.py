@@ -35,7 +35,7 @@ from fedtilt.files import private_files, private_folder, write_json, write_tenso
 from fedtilt.flower.evaluation import Declared, EvaluationReply, class_spreads
 from fedtilt.flower.messages import Instruction
 from fedtilt.flower.run_folder import task_fingerprint
-from fedtilt.flower.site_data import check_all_groups, is_on, site_federation, site_number
+from fedtilt.flower.site_data import check_groups, is_on, site_federation, site_number
 from fedtilt.flower.site_files import DamagedState, SiteState, SiteStates, write_site_report, write_suspects
 from fedtilt.flower.task import NodeConfig, Task
 from fedtilt.flower.training_history import TrainingHistory
@@ -86,7 +86,7 @@ class Site:
         self._model, parts = initial_model(checked_on, source, self.task.settings)
         self.parts = parts.keeping(method.local_names)
         if task.has_own_data:
-            check_all_groups(self.federation, method, self._model)
+            check_groups(self.federation, method, self._model)
         self._recipe = recipe(source, self.federation.input_shape, self.federation.outputs)
 
     @property

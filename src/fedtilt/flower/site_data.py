@@ -20,7 +20,7 @@ from fedtilt.data.tables.summary import SiteSummary
 from fedtilt.data.targets import NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.flower.task import NodeConfig, Task
-from fedtilt.methods import Method
+from fedtilt.methods import Method, check_levels
 from fedtilt.spec import Spec, federation_of, known_schema_of, table_of
 
 SUMMARY = "share-summary"  # in --node-config
@@ -90,8 +90,12 @@ def _single_site(data: Dataset, number: int, spec: Spec) -> Federation:
     )
 
 
-def check_all_groups(federation: Federation, method: Method, net: nn.Module) -> None:
-    """Raise SchemaMismatch if messages of the method are by group, and its data lacks some: a site numbers its own."""
+def check_groups(federation: Federation, method: Method, net: nn.Module) -> None:
+    """Raise SchemaMismatch if the data lacks groups that the method tilts over, or some of those that it numbers."""
+    try:
+        check_levels([method], federation.groups, federation.label_group)
+    except InputError as error:
+        raise SchemaMismatch(str(error), f"has not the groups that method {method.name!r} tilts over") from None
     count = None if method.training is None else method.training.group_count(net)
     if count is None or federation.group == federation.label_group:  # classes have the same numbers on all sites
         return

@@ -18,7 +18,7 @@ from fedtilt.data.targets import NumericTarget, Target
 from fedtilt.engine.initial_model import build_initial_model
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
-from fedtilt.methods import Method, check_levels
+from fedtilt.methods import Method
 from fedtilt.models import ModelSource, recipe
 from fedtilt.parts import Parts
 from fedtilt.spec import Spec, federation_of, load, model_of, train_settings_of
@@ -157,8 +157,6 @@ class Task:
                 )
         task = None if self.target is None else self.target.task
         method, settings = spec.methods[0].to_method(), train_settings_of(spec, spec.seed, task)
-        if self.target is not None:
-            check_levels([method], [self.target.group], self.target.group)
         if settings.attack is not None:
             raise InputError(
                 f"attack.kind = {settings.attack.kind!r} is for simulations, not for real sites; "

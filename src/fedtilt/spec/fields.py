@@ -142,7 +142,7 @@ class Spec:
         if self.task == "regression":
             self._check_regression()
         methods = settings.check_methods(m.to_method() for m in self.methods)
-        if self.data.schema is None:  # otherwise it may name groups too
+        if self.data.file is not None and self.data.schema is None:  # otherwise others may name groups too
             label_group = RANGE if self.task == "regression" else CLASS
             check_levels(methods, combined_names(self.data.group_columns), label_group)
 
