@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,6 +16,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from torch import Tensor
 
 import fedtilt as ft
+from fedtilt import report
 from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import Diverged
@@ -343,16 +345,22 @@ def test_the_reason_why_a_site_has_not_joined(reply: RecordDict | Error | None, 
     assert membership.absence_reason(2) == "is not connected"  # the old reason is gone
 
 
-def test_impossible_counts_are_rejected(deployment: Deployment, tmp_path: Path) -> None:
+def test_impossible_counts_are_rejected(
+    deployment: Deployment, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def inflate(reply: Message, site: int, round: int) -> list[Message]:
         if reply.metadata.message_type == "evaluate" and site == 1:
             counts = reply.content["metrics"]
             counts["personal"] = [n + 1 for n in counts["total"]]
         return [reply]
 
-    deployment.run(inflate)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        deployment.run(inflate)
+    assert "round 2: the results are without site 1, which has impossible counts in 'personal'" in caplog.text
     entry = json.loads((tmp_path / "run/seed-0/metrics.jsonl").read_text())
     assert entry["personal"]["clients"] == 1  # only the other site
+    page = report.write([tmp_path / "run"], tmp_path / "report.html").read_text()
+    assert "Sites that have no test data, or did not evaluate: 1." in page
     participation = json.loads((tmp_path / "run/seed-0/participation.json").read_text())
     assert participation["rejected"] == {"site 1": {"has impossible counts in 'personal'": 1}}
 

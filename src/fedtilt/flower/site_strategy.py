@@ -352,9 +352,11 @@ class SiteStrategy(Strategy):
 
     def _record_evaluation(self, round: int, replies: Iterable[Message]) -> MetricRecord:
         classes = len(self._info.class_names)
-        accepted, _, _ = self.membership.collect(
+        accepted, rejected, missing = self.membership.collect(
             "evaluate", self._requested, self._requested, replies, partial(self._decode_evaluation, round)
         )
+        for site, reason in sorted({**rejected, **missing}.items()):
+            _log.warning("round %d: the results are without site %d, which %s", round, site, reason)
         counts, total, summary = combine_replies(accepted, self._info.has_outliers, self.method.has_personal, classes)
         if self._mechanism is not None:
             summary = summary._replace(privacy=self._mechanism.loss(self._releases.count))

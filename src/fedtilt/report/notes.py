@@ -86,7 +86,9 @@ def _without_test_data(run: Run) -> Iterator[Note]:
         if not seed_run.total[client].any() and client not in (*seed_run.attackers, *seed_run.left_out)
     ]
     if names:
-        yield Note("not evaluated", f"Clients without test data: {first_names(names, _NAMED, '; ')}.")
+        sites = run.fingerprint.get("runner") == "flower"  # which may have failed, or not have replied
+        who = "Sites that have no test data, or did not evaluate" if sites else "Clients without test data"
+        yield Note("not evaluated", f"{who}: {first_names(names, _NAMED, '; ')}.")
 
 
 def _privacy(run: Run) -> Iterator[Note]:
