@@ -99,8 +99,9 @@ def test_a_model_with_one_logit_and_a_parameter_that_is_one_number() -> None:
     x, y = torch.randn(90, 3, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 2
     data = ft.data.Dataset(name="two", x_train=x, y_train=y, x_test=x, y_test=y, classes=2)
     federation = ft.Federation.build(data, clients=4, partition="iid")
+    recipe = RECIPE | {"rounds": 2, "epochs": 1, "batch_size": 20}
     one, two = (
-        list(ft.simulate(all_methods(), federation, functools.partial(OneLogit, as_two), **RECIPE))[-1].state
+        list(ft.simulate(all_methods(), federation, functools.partial(OneLogit, as_two), **recipe))[-1].state
         for as_two in (False, True)
     )
     for owner in one.client_states.owners():
