@@ -18,8 +18,8 @@ from fedtilt.models import copy_with_parameters, logits, trained_parameters
 from fedtilt.text_tables import first_names
 from fedtilt.training.local_job import batch_bounds
 
+_MODEL_ERRORS = (RuntimeError, ValueError, ArithmeticError, AssertionError)  # what a model's own code may raise
 _ROUNDING = 0.01  # relative difference of gradients, below which they are equal
-_OF_THE_MODEL = (RuntimeError, ValueError, ArithmeticError, AssertionError)  # what its own code may raise
 _NOISE = 1e-5  # of all gradients, below which one of them is 0
 
 
@@ -65,7 +65,7 @@ def check_constant_parameters(net: nn.Module, x: Inputs) -> None:
     before = {name: p.clone() for name, p in large.items()}
     trial = copy_with_parameters(net, large)
     for training in (True, False):
-        with torch.no_grad(), seeds.seeded_global_rng(0), contextlib.suppress(*_OF_THE_MODEL):
+        with torch.no_grad(), seeds.seeded_global_rng(0), contextlib.suppress(*_MODEL_ERRORS):
             logits(trial.train(training), x)
         for name, p in trained_parameters(trial).items():
             if p.data_ptr() != large[name].data_ptr() or not torch.equal(p, before[name]):
@@ -83,7 +83,7 @@ def check_gradients(net: nn.Module, x: Inputs, y: Tensor, loss: SampleLoss) -> N
     with seeds.seeded_global_rng(0), torch.enable_grad():
         try:
             losses = loss(logits(trial, x).float(), y)
-        except _OF_THE_MODEL:
+        except _MODEL_ERRORS:
             return  # in training mode it may need more samples
         gradients: Sequence[Tensor | None] = [None] * len(parameters)
         if losses.requires_grad:
@@ -122,10 +122,6 @@ def check_micro_batches(net: nn.Module, x: Inputs, y: Tensor, settings: TrainSet
         )
 
 
-def _shape(first: tuple[int, ...], last: object) -> str:
-    return f"({', '.join(map(str, (*first, last)))})"
-
-
 def check_batch_sizes(net: nn.Module, federation: Federation, settings: TrainSettings) -> None:
     """Raise InputError if there are batches of one sample and a layer normalises over the batch."""
     layers = (name for name, m in net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
@@ -139,3 +135,7 @@ def check_batch_sizes(net: nn.Module, federation: Federation, settings: TrainSet
                 f"client {federation.client_names[client]} has {len(rows)} samples and so a batch of one, over which "
                 f"layer {name!r} cannot normalise; use batch_size ≥ 2 with last_batch = 'even' or 'drop', or GroupNorm"
             )
+
+
+def _shape(first: tuple[int, ...], last: object) -> str:
+    return f"({', '.join(map(str, (*first, last)))})"

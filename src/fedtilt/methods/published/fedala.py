@@ -59,9 +59,10 @@ class FedAla(Training):
     def _learn(self, model: nn.Module, batches: ClientBatches, slot: Slot) -> Tensor:
         """The weights; the upper layers of the model become the mixture."""
         count, size = len(batches.y), len(batches.steps[0].y)
+        # two samples or more at once: BatchNorm has no statistics of one
         rows = torch.randperm(count)[: max(2, int(self.share * count))].to(batches.y.device)
         parts = [*rows.split(size)]
-        if 1 < size and len(parts[-1]) == 1 < len(parts):  # BatchNorm has no statistics of one sample
+        if 1 < size and len(parts[-1]) == 1 < len(parts):
             parts[-2:] = [torch.cat(parts[-2:])]
         last, weights, losses = slot["last"], slot["weights"], list[float]()
         apart = _flat(self._upper(model)) - last
