@@ -55,6 +55,10 @@ class Dataset:
         noisy_train: the labels that a model is trained with, int64, some of them wrong; `y_train` has the true
             ones, by which samples are divided among clients; default: `y_train`
         schema: of a table: what its columns are, and how they become the model's input
+        split: how a client's rows are drawn for validation, and for test data where none is given: "random",
+            "proportional" or "time", see `ft.data.table`
+        fixed_shares: whether the shares of classes in the test samples of each client are fixed rather than drawn
+        generated: whether another seed draws new samples rather than divides the same ones again
         rows_train: the position of each training sample in its source, int64, such as the row of a table
         rows_test: the position of each test sample
         row_names: the name of each position, such as `row 17` of a table
@@ -86,6 +90,9 @@ class Dataset:
     weight_test: Tensor | None = None
     noisy_train: Tensor | None = None
     schema: "Schema | None" = None
+    split: str = "random"
+    fixed_shares: bool = False
+    generated: bool = False
     rows_train: Tensor | None = None
     rows_test: Tensor | None = None
     row_names: Sequence[str] | None = None

@@ -15,7 +15,7 @@ from fedtilt.data.division import Division, divide, resolve_clients, resolve_div
 from fedtilt.data.groups import check_two_values, in_words
 from fedtilt.data.naming import client_number
 from fedtilt.data.outliers import Outliers, check_outliers, resolve_flip_map, resolve_outliers
-from fedtilt.data.partition import choose_clients_with_outliers, split_validation
+from fedtilt.data.partition import FIXED_SHARES, choose_clients_with_outliers, split_validation
 from fedtilt.errors import InputError
 from fedtilt.text_tables import html_table
 
@@ -89,6 +89,7 @@ class Federation(ClientData):
             validation_outliers=division.validation_outliers,
             flip_map=resolve_flip_map(outliers, dataset),
             left_out=tuple(sorted(client_number(name, names) for name in division.leave_out)),
+            test_shares_fixed=partition in FIXED_SHARES or (partition == "column" and dataset.fixed_shares),
         )
         warn(federation.warnings)
         return federation

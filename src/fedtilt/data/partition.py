@@ -17,6 +17,7 @@ from fedtilt.data.sampling import holdout_size, stratified_mask
 from fedtilt.errors import InputError
 
 PARTITIONS = ("classes", "dirichlet", "iid", "column")
+FIXED_SHARES = ("classes", "dirichlet")  # a client's test samples of a class are its share of the published ones
 _ATTEMPTS = 100  # to draw shares that leave no client empty
 
 

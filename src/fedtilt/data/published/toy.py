@@ -80,6 +80,8 @@ def toy(name: str, seed: int = 0) -> Dataset:
         client_train=torch.from_numpy(client_train),
         client_test=torch.from_numpy(client_test),
         client_names=("1", "2"),
+        fixed_shares=True,
+        generated=True,
     )
 
 
