@@ -211,15 +211,12 @@ def _row_moments(sums: Tensor, samples: Tensor) -> Tensor:
 def client_variances(sums: Tensor, total: Tensor, fixed_shares: bool = False) -> Tensor:
     """The sampling variances of the clients' main scores, (clients,); NaN: unknown, or no test data.
 
-    With fixed shares, groups must be classes, and chance is within them; of a target of numbers it is unknown.
+    With fixed shares of classes, chance is within them: groups must be the classes, and of one column it is unknown.
     """
     if not fixed_shares:
         return sampling_variances(sums.sum(1), total.sum(1))
-    return total.sum(1) * math.nan if sums.is_floating_point() else variances_in_classes(sums, total)
-
-
-def variances_in_classes(sums: Tensor, total: Tensor) -> Tensor:
-    """The variances of the clients' main scores if only the samples of each class are drawn, (clients,)."""
+    if total.shape[1] == 1:
+        return total.sum(1) * math.nan
     of_cells = torch.where(total > 1, sampling_variances(sums, total), class_variances(sums, total))
     return (total.square() * of_cells).where(total > 0, 0.0).sum(1) / total.sum(1).square()
 

@@ -14,8 +14,9 @@ the true scores and S² the variance of one row over all clients, m (1 − m) of
 * **Estimate.** The variance of the a_i less (1 − 1/N) · the mean of unbiased variances by chance: a_i (1 − a_i) / (n_i − 1)
   for random rows, the same by client and class where shares are fixed. It is unbiased for these N clients (J. C.
   Kleinman, JASA 68, 1973); the root is of at least 0.
-* **Clients.** Shrunk by t / V_i(t) towards ā, averaged over t, which has the distribution that Q gives it, and with the
-  uncertainty of ā; ends are quantiles of a beta (accuracy) or normal distribution with these moments.
+* **Clients.** Shrunk by t / V_i(t) towards ā (empirical Bayes; C. N. Morris, JASA 78, 1983), averaged over t by the
+  restricted likelihood of V_i(t), and with the uncertainty of ā. A client's rows have the variance p (1 − p) of its own
+  accuracy; ends are quantiles of a beta (accuracy) or normal distribution with these moments.
 
 NaN is unknown, and `reason` says why.
 """
@@ -36,13 +37,14 @@ from fedtilt.evaluation.scores import (
     sampling_variances,
     scores_of,
     variance_beyond_chance,
-    variances_in_classes,
 )
 from fedtilt.evaluation.statistics import CONFIDENCE, PairedDifference, mean_difference
 from fedtilt.evaluation.weighted_predictions import Array
 
 _HALVINGS = 50  # of the range in which Q crosses a quantile
-_NODES = 20  # of the distribution of t, for estimates of single clients
+_NODES = 24  # values of t whose likelihood is weighed for estimates of single clients
+_POSSIBLE = np.array([0.0005, 0.9995])  # quantiles of Q between which they are
+_LEAST_BETA = 0.1  # parameter of a beta distribution of true accuracies: clients are not just perfect or useless
 
 
 class TrueSpread(NamedTuple):
@@ -104,6 +106,7 @@ class _Chance(NamedTuple):
     """The scores of the clients with rows, and V_i(t) = `base` + `slope` · t."""
 
     values: Array  # (N,)
+    rows: Array
     base: Array
     slope: Array
     most: float  # the variance of one row, which t does not exceed
@@ -140,16 +143,20 @@ def true_spread(
     [16.9, 4.4, 16.4, 10.2, 39.9]
 
     Args:
-        sums: correct predictions (clients, groups), or errors (clients, groups, 2); see `metrics`
+        sums: correct predictions (clients, groups), or errors and their squares (clients, groups, 2), see `metrics`;
+            or differences of two methods on the same rows and their squares: whether some clients gain more
         total: test samples, (clients, groups)
         confidence: of the interval
         fixed_shares: whether the shares of classes in each client's rows are fixed; the groups must be the classes then
     """
-    if fixed_shares and sums.is_floating_point():
-        observed = float(client_scores(sums, total).std(correction=0))
-        reason = "the shares that are fixed are of unknown parts of the target"
-        return TrueSpread(observed, *[math.nan] * 4, int((total.sum(1) > 0).sum()), reason)
-    return _spread(sums, total, confidence, fixed_shares)
+    values, variances = client_scores(sums, total), client_variances(sums, total, fixed_shares)[total.sum(1) > 0]
+    observed, variance = _root(values.var(correction=0)), variance_beyond_chance(values, variances)
+    by_chance, estimate = _root((1 - 1 / len(values)) * variances.mean()), _root(variance)
+    chance = _chance(sums, total, fixed_shares)
+    if isinstance(chance, str):
+        return TrueSpread(observed, by_chance, estimate, math.nan, math.nan, len(values), chance)
+    high, low = np.sqrt(chance.at_quantiles((1 + np.array([-1, 1]) * confidence) / 2)).tolist()
+    return TrueSpread(observed, by_chance, estimate, low, high, len(values))
 
 
 def true_spread_in_clients(sums: Tensor, total: Tensor, confidence: float = CONFIDENCE) -> TrueSpread:
@@ -167,23 +174,7 @@ def true_spread_in_clients(sums: Tensor, total: Tensor, confidence: float = CONF
     observed = variance_beyond_chance(values, variances * 0)
     found = mean_difference(corrected.tolist(), confidence)
     estimate, low, high = map(_root, (found.mean, found.low, found.high))
-    return TrueSpread(
-        _root(observed.mean()), _root((observed - corrected).mean()), estimate, low, high, len(values)
-    )
-
-
-def spread_of_differences(
-    sums: Tensor, total: Tensor, confidence: float = CONFIDENCE, *, fixed_shares: bool = False
-) -> TrueSpread:
-    """The spread over clients of the true difference between two methods: whether some gain more than others.
-
-    Args:
-        sums: of the differences of rows and of their squares, (clients, groups, 2)
-        total: rows, (clients, groups)
-        confidence: of the interval
-        fixed_shares: as in `true_spread`
-    """
-    return _spread(sums, total, confidence, fixed_shares)
+    return TrueSpread(_root(observed.mean()), _root((observed - corrected).mean()), estimate, low, high, len(values))
 
 
 def fairness_difference(
@@ -227,26 +218,31 @@ def _true_values(chance: _Chance, confidence: float, is_accuracy: bool, fixed_sh
     """Estimates of all clients, both ends of their intervals, and doubts, (4, N)."""
     from scipy.special import betainc, betaincinv, ndtr, ndtri  # slow to import
 
-    t = chance.at_quantiles((np.arange(_NODES) + 0.5) / _NODES)
-    _, mean, variances = chance.q(t)
+    rarer = min(chance.values.mean(), 100 - chance.values.mean()) / 100  # of right and wrong predictions
+    most = chance.most / (1 + _LEAST_BETA / rarer) if is_accuracy else chance.most
+    t = np.linspace(*np.minimum(chance.at_quantiles(_POSSIBLE), most), _NODES)
+    q, mean, variances = chance.q(t)
+    log_likelihood = -(q + np.log(variances).sum(1) + np.log((1 / variances).sum(1))) / 2
+    likelihood = np.exp(log_likelihood - log_likelihood.max())
     weight = t[:, None] / variances  # of a client's own rows
     means = mean[:, None] + weight * (chance.values - mean[:, None])
-    of_rows = weight * (variances - t[:, None]).clip(0)
-    if is_accuracy and not fixed_shares:  # the variance of a row follows from the accuracy
-        of_rows *= means * (100 - means) / chance.most
+    of_rows = variances - t[:, None]
+    if is_accuracy and not fixed_shares:  # of the client's own accuracy, with one right and one wrong row more
+        share = (chance.rows * means / 100 + 1) / (chance.rows + 2)
+        of_rows = 1e4 * share * (1 - share) / chance.rows
     of_mean = (1 - weight) ** 2 / (1 / variances).sum(1, keepdims=True)
-    found = means.mean(0)
-    variance = (of_rows + of_mean + (means - found) ** 2).mean(0)
+    found = np.average(means, 0, likelihood)
+    variance = np.average(weight * of_rows + of_mean + (means - found) ** 2, 0, likelihood)
     centre, levels = found.mean(), (1 + np.array([[-1], [1]]) * confidence) / 2
-    if not is_accuracy:
-        std = np.sqrt(variance)
-        ends, doubt = found + ndtri(levels) * std, ndtr(-np.abs(found - centre) / std)
-    else:
+    if is_accuracy:
         share = (found / 100).clip(1e-6, 1 - 1e-6)
-        size = (share * (1 - share) / (variance / 1e4) - 1).clip(1e-3)
+        size = (1e4 * share * (1 - share) / variance - 1).clip(1e-3)
         a, b = share * size, (1 - share) * size
         ends, below = 100 * betaincinv(a, b, levels), betainc(a, b, centre / 100)
         doubt = np.where(found < centre, 1 - below, below)
+    else:
+        std = np.sqrt(variance)
+        ends, doubt = found + ndtri(levels) * std, ndtr(-np.abs(found - centre) / std)
     return np.stack([found, np.minimum(ends[0], found), np.maximum(ends[1], found), doubt])
 
 
@@ -255,34 +251,21 @@ def knows_variances(sums: Tensor, total: Tensor, *, fixed_shares: bool = False) 
     return not bool(client_variances(sums, total, fixed_shares)[total.sum(1) > 0].isnan().any())
 
 
-def _spread(sums: Tensor, total: Tensor, confidence: float, fixed_shares: bool) -> TrueSpread:
-    values, variances = client_scores(sums, total), _own_variances(sums, total, fixed_shares)
-    observed, variance = _root(values.var(correction=0)), variance_beyond_chance(values, variances)
-    by_chance, estimate = _root((1 - 1 / len(values)) * variances.mean()), _root(variance)
-    chance = _chance(sums, total, fixed_shares)
-    if isinstance(chance, str):
-        return TrueSpread(observed, by_chance, estimate, math.nan, math.nan, len(values), chance)
-    high, low = np.sqrt(chance.at_quantiles((1 + np.array([-1, 1]) * confidence) / 2)).tolist()
-    return TrueSpread(observed, by_chance, estimate, low, high, len(values))
-
-
-def _own_variances(sums: Tensor, total: Tensor, fixed_shares: bool) -> Tensor:
-    """The unbiased variances of the scores of the clients with rows."""
-    own = variances_in_classes(sums, total) if fixed_shares else client_variances(sums, total)
-    return own[total.sum(1) > 0]
-
-
 def _chance(sums: Tensor, total: Tensor, fixed_shares: bool) -> _Chance | str:
     """What is known of chance, or why there is no interval."""
     present = total.sum(1) > 0
     n, clients = total.sum(1)[present].double(), int(present.sum())
-    own, most = _own_variances(sums, total, fixed_shares), float(row_variances(sums.sum((0, 1)), total.sum()))
+    own, most = (
+        client_variances(sums, total, fixed_shares)[present],
+        float(row_variances(sums.sum((0, 1)), total.sum())),
+    )
     if clients < 2:
         return "there is one client"
     if n.max() == 1:
         return "every client has one row"
-    if math.isnan(most) or own.isnan().any():
-        return "the variance of a row is not known"
+    if own.isnan().any():
+        is_known = not client_variances(sums, total)[present].isnan().any()
+        return "shares are fixed, and counts not by class" if is_known else "the variance of a row is not known"
     if most <= 0:
         return "all rows have the same score"
     if not fixed_shares:
@@ -294,7 +277,7 @@ def _chance(sums: Tensor, total: Tensor, fixed_shares: bool) -> _Chance | str:
     freedom, ratio = clients - 1.0, own / base
     if sums.is_floating_point() and ratio.any():
         freedom *= float(ratio.mean().square() / ratio.square().mean())
-    return _Chance(client_scores(sums, total).numpy(), base.numpy(), slope.numpy(), most, freedom)
+    return _Chance(client_scores(sums, total).numpy(), n.numpy(), base.numpy(), slope.numpy(), most, freedom)
 
 
 def _root(variance: Tensor | float) -> float:
