@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 import fedtilt as ft
-from fedtilt.evaluation.true_spread import ClientEstimates, TrueSpread, client_estimates, spread_of_differences, true_spread
+from fedtilt.evaluation.true_spread import (
+    ClientEstimates,
+    TrueSpread,
+    client_estimates,
+    spread_of_differences,
+    true_spread,
+)
 
 Array = np.ndarray
 ACCURACIES = {  # of the model in two classes

@@ -4,19 +4,19 @@ The score a_i of a client with n_i test rows has the variance V_i(t) over client
 the true scores and S² the variance of one row over all clients, m (1 − m) of a pooled accuracy m:
 
     V_i(t) = t + (S² − t) / n_i            rows drawn at random
-    V_i(t) = t + Σ_k n_ik S_k² / n_i²      shares of classes fixed: chance is within classes; S_k² has two average rows more
+    V_i(t) = t + Σ_k n_ik S_k² / n_i²      shares of classes fixed: chance is within them
 
-* **Interval.** Q(t) = Σ (a_i − ā)² / V_i(t), with ā weighted by 1 / V_i(t), is about χ² with N − 1 degrees of freedom at
-  the true t, so the interval is all t in [0, S²] with Q(t) between its quantiles. (R. C. Paule and J. Mandel, J. Res.
-  Natl. Bur. Stand. 87, 1982; W. Viechtbauer, Statistics in Medicine 26, 2007.) Variances are pooled, because those of
+* **Interval.** Q(t) = Σ (a_i − ā)² / V_i(t), with ā weighted by 1 / V_i(t), is about χ² with N − 1 degrees of freedom
+  at the true t, so the interval is all t in [0, S²] with Q(t) between its quantiles. (R. C. Paule and J. Mandel, J.
+  Res. Natl. Bur. Stand. 87, 1982; W. Viechtbauer, Statistics in Medicine 26, 2007.) Variances are pooled, because those of
   single clients go with their scores. Errors have clients with other variances and long tails: there, Q is χ² times a
   number, with the degrees of freedom that the variances of single clients leave (F. E. Satterthwaite, 1946).
-* **Estimate.** The variance of the a_i less (1 − 1/N) · the mean of unbiased variances by chance: a_i (1 − a_i) / (n_i − 1)
-  for random rows, the same by client and class where shares are fixed. It is unbiased for these N clients (J. C.
-  Kleinman, JASA 68, 1973); the root is of at least 0.
+* **Estimate.** The variance of the a_i less (1 − 1/N) · the mean of unbiased variances by chance: a_i (1 − a_i) /
+  (n_i − 1) for random rows, the same by client and class where shares are fixed. It is unbiased for these N clients (J.
+  C. Kleinman, JASA 68, 1973); the root is of at least 0.
 * **Clients.** Shrunk by t / V_i(t) towards ā (empirical Bayes; C. N. Morris, JASA 78, 1983), averaged over t by the
   restricted likelihood of V_i(t), and with the uncertainty of ā. A client's rows have the variance p (1 − p) of its own
-  accuracy; ends are quantiles of a beta (accuracy) or normal distribution with these moments.
+  accuracy; ends are quantiles of a beta distribution (accuracy) or Student's t with these moments.
 
 NaN is unknown, and `reason` says why.
 """
@@ -140,7 +140,7 @@ def true_spread(
 
     >>> spread = true_spread(torch.tensor([[45], [60], [30], [52]]), torch.tensor([[60], [62], [59], [61]]))
     >>> [round(value, 1) for value in (spread.observed, spread.chance, spread.estimate, spread.low, spread.high)]
-    [16.9, 4.4, 16.4, 10.2, 39.9]
+    [16.9, 4.4, 16.4, 9.7, 41.9]
 
     Args:
         sums: correct predictions (clients, groups), or errors and their squares (clients, groups, 2), see `metrics`;
@@ -169,7 +169,8 @@ def true_spread_in_clients(sums: Tensor, total: Tensor, confidence: float = CONF
     values = scores_of(sums)[0].values(sums, total)[several]
     variances = sampling_variances(sums, total)[several]
     if variances.isnan().all():
-        return TrueSpread(*[math.nan] * 5, len(values), "the variance of a row is not known")
+        nan = math.nan
+        return TrueSpread(nan, nan, nan, nan, nan, len(values), "the variance of a row is not known")
     corrected = variance_beyond_chance(values, variances)
     observed = variance_beyond_chance(values, variances * 0)
     found = mean_difference(corrected.tolist(), confidence)
@@ -211,16 +212,18 @@ def client_estimates(
     if not isinstance(chance, str):
         bounded = scores_of(sums)[0] is ACCURACY
         found[:, total.sum(1) > 0] = torch.from_numpy(_true_values(chance, confidence, bounded, fixed_shares))
-    return ClientEstimates(*found, float(found[0].nanmean()))
+    estimate, low, high, doubt = found
+    return ClientEstimates(estimate, low, high, doubt, float(estimate.nanmean()))
 
 
 def _true_values(chance: _Chance, confidence: float, is_accuracy: bool, fixed_shares: bool) -> Array:
     """Estimates of all clients, both ends of their intervals, and doubts, (4, N)."""
-    from scipy.special import betainc, betaincinv, ndtr, ndtri  # slow to import
+    from scipy.special import betainc, betaincinv, stdtr, stdtrit  # slow to import
 
     rarer = min(chance.values.mean(), 100 - chance.values.mean()) / 100  # of right and wrong predictions
     most = chance.most / (1 + _LEAST_BETA / rarer) if is_accuracy else chance.most
-    t = np.linspace(*np.minimum(chance.at_quantiles(_POSSIBLE), most), _NODES)
+    first, last = np.minimum(chance.at_quantiles(_POSSIBLE), most)
+    t = np.linspace(first, last, _NODES)
     q, mean, variances = chance.q(t)
     log_likelihood = -(q + np.log(variances).sum(1) + np.log((1 / variances).sum(1))) / 2
     likelihood = np.exp(log_likelihood - log_likelihood.max())
@@ -242,7 +245,8 @@ def _true_values(chance: _Chance, confidence: float, is_accuracy: bool, fixed_sh
         doubt = np.where(found < centre, 1 - below, below)
     else:
         std = np.sqrt(variance)
-        ends, doubt = found + ndtri(levels) * std, ndtr(-np.abs(found - centre) / std)
+        ends = found + stdtrit(chance.freedom, levels) * std
+        doubt = stdtr(chance.freedom, -np.abs(found - centre) / std)
     return np.stack([found, np.minimum(ends[0], found), np.maximum(ends[1], found), doubt])
 
 
@@ -255,10 +259,8 @@ def _chance(sums: Tensor, total: Tensor, fixed_shares: bool) -> _Chance | str:
     """What is known of chance, or why there is no interval."""
     present = total.sum(1) > 0
     n, clients = total.sum(1)[present].double(), int(present.sum())
-    own, most = (
-        client_variances(sums, total, fixed_shares)[present],
-        float(row_variances(sums.sum((0, 1)), total.sum())),
-    )
+    own = client_variances(sums, total, fixed_shares)[present]
+    most = float(row_variances(sums.sum((0, 1)), total.sum()))
     if clients < 2:
         return "there is one client"
     if n.max() == 1:
