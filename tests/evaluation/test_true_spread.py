@@ -262,7 +262,7 @@ def test_errors_of_one_sample_per_client_have_none() -> None:
 
 
 def test_a_result_has_them() -> None:
-    federation = ft.Federation.build(ft.data.load("digits"), clients=6, max_train=40)
+    federation = ft.Federation.build(ft.data.load("digits"), clients=6, partition="iid", max_train=40)
     result = ft.run([ft.fedavg()], federation, ft.models.logistic, rounds=2, participation=0.5, workers=0)
     found = result["fedavg"]
     assert isinstance(found.true_spread(), TrueSpread)

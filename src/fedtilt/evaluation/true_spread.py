@@ -8,9 +8,9 @@ the true scores and S² the variance of one row over all clients, m (1 − m) of
 
 * **Interval.** Q(t) = Σ (a_i − ā)² / V_i(t), with ā weighted by 1 / V_i(t), is about χ² with N − 1 degrees of freedom
   at the true t, so the interval is all t in [0, S²] with Q(t) between its quantiles. (R. C. Paule and J. Mandel, J.
-  Res. Natl. Bur. Stand. 87, 1982; W. Viechtbauer, Statistics in Medicine 26, 2007.) Variances are pooled, because those of
-  single clients go with their scores. Errors have clients with other variances and long tails: there, Q is χ² times a
-  number, with the degrees of freedom that the variances of single clients leave (F. E. Satterthwaite, 1946).
+  Res. Natl. Bur. Stand. 87, 1982; W. Viechtbauer, Statistics in Medicine 26, 2007.) Variances are pooled, because
+  those of single clients go with their scores. Errors have clients with other variances and long tails: there, Q is χ²
+  times a number, with the degrees of freedom that the variances of clients leave (F. E. Satterthwaite, 1946).
 * **Estimate.** The variance of the a_i less (1 − 1/N) · the mean of unbiased variances by chance: a_i (1 − a_i) /
   (n_i − 1) for random rows, the same by client and class where shares are fixed. It is unbiased for these N clients (J.
   C. Kleinman, JASA 68, 1973); the root is of at least 0.
@@ -238,8 +238,9 @@ def _true_values(chance: _Chance, confidence: float, is_accuracy: bool, fixed_sh
     variance = np.average(weight * of_rows + of_mean + (means - found) ** 2, 0, likelihood)
     centre, levels = found.mean(), (1 + np.array([[-1], [1]]) * confidence) / 2
     if is_accuracy:
-        share = (found / 100).clip(1e-6, 1 - 1e-6)
-        size = (1e4 * share * (1 - share) / variance - 1).clip(1e-3)
+        spread = np.minimum(variance / 1e4, 1 / 12)
+        share = (found / 100).clip(np.sqrt(spread / 2), 1 - np.sqrt(spread / 2))  # no peak at 0 or 100 beside the other
+        size = share * (1 - share) / spread - 1
         a, b = share * size, (1 - share) * size
         ends, below = 100 * betaincinv(a, b, levels), betainc(a, b, centre / 100)
         doubt = np.where(found < centre, 1 - below, below)
