@@ -60,7 +60,7 @@ def worst_scores(run: Run) -> str:
         ]
         clauses.append(f"{method}, {', and '.join(texts)}")
     shown = f" These are the {len(clauses)} best of {len(run.methods)} methods."
-    text = f"Fails most, with a 95 % interval that is worse than the mean: {'; '.join(clauses)}."
+    text = f"Fails most, worse than the mean beyond chance among that many, with a 95 % interval: {'; '.join(clauses)}."
     return f"{text}{shown if len(clauses) < len(run.methods) else ''}"
 
 
