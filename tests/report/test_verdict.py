@@ -103,7 +103,7 @@ def test_federation_helps_all_but_the_client_that_is_better_off_alone() -> None:
 
 
 def test_fairness_beyond_chance_has_one_estimate_and_its_interval() -> None:
-    """The table has the estimate; that of the interval, by likelihood, is another number."""
+    """The table has the estimate, and the text the interval."""
     ours = predicting([1, 5, 9, 2, 12, 3, 8, 20])
     spread = true_spread(*ours.counts())
     text = fairness_beyond_chance(run_of({"fedavg": ours}, {}))
