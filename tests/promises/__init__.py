@@ -1,0 +1,1 @@
+"""What the library promises of its intervals and verdicts, counted in simulations."""
