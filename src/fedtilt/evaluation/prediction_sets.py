@@ -80,9 +80,8 @@ def set_rule(counts: Tensor, coverage: float, clients: int = 1, bad: int = 0, er
     honest = samples - bad + 1
     rank = math.ceil((checks.probability(coverage, "coverage", 0.9) + error) * honest - _ROUNDING)
     if honest < 2 or rank >= honest:
-        needed = math.ceil(1 / (1 - coverage) - _ROUNDING) - 1
         raise InputError(
-            f"prediction sets with coverage {coverage:g} need {needed:,} validation samples, and there are "
+            f"prediction sets with coverage {coverage:g} need {enough_samples(coverage):,} validation samples, and there are "
             f"{max(0, samples - bad):,}; use a larger clients.validation (validation= in Python), or a lower coverage"
         )
     bin = BINS - 1
@@ -110,12 +109,12 @@ def bins_of(counts: Mapping[str, int]) -> Tensor:
 
 
 def enough_samples(coverage: float) -> int:
-    """The validation samples with which a client needs no others: the largest score is then not the only bound.
+    """The validation samples with which a client needs no others: the largest score then covers the promise.
 
     >>> enough_samples(0.9), enough_samples(0.99)
-    (19, 199)
+    (9, 99)
     """
-    return math.ceil(2 / (1 - checks.probability(coverage, "coverage", 0.9)) - _ROUNDING) - 1
+    return math.ceil(1 / (1 - checks.probability(coverage, "coverage", 0.9)) - _ROUNDING) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,16 +126,20 @@ class ConformityScores:
     deviation: float | None = None  # of the target, if it is a number
 
     def by_similarity(self, client: int | None) -> list[int]:
-        """The client itself, then those with validation data whose shares of the classes are most like its own.
+        """The client itself, then those with about as much validation data, the most similar shares of classes first.
 
-        None: all clients with validation data, in their order.
+        How good a model is depends on how much data a client has, most of all a personal one. None: all clients with
+        validation data, in their order.
         """
         present = [n for n, bins in enumerate(self.validation) if len(bins)]
         if client is None or self.labels is None:
             return present
         shares = self.labels / self.labels.sum(1, keepdim=True).clamp(min=1)
         distance = (shares - shares[client]).abs().sum(1).tolist()
-        return sorted({client, *present}, key=lambda n: (n != client, distance[n], n))
+        doublings = [len(bins).bit_length() for bins in self.validation]
+        return sorted(
+            {client, *present}, key=lambda n: (n != client, abs(doublings[n] - doublings[client]), distance[n], n)
+        )
 
     def pool(self, client: int | None, samples: int) -> list[int]:
         """The client itself, and the most similar ones until they have this number of samples; None: all clients."""
