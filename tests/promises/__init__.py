@@ -1,0 +1,1 @@
+"""What the library prints, against simulations of federations whose truth is known."""
