@@ -146,9 +146,9 @@ def proportional_counts(counts: np.ndarray, total: int, rng: np.random.Generator
     s_k is the sum of the exact numbers up to k. Its expectation is the exact number, which is at most one away. The
     largest remainder always rounds alike: of 60 clients with a class of 4 %, test rows had 1.7 %.
 
-    >>> draws = [proportional_counts(np.array([29, 1]), 8, np.random.default_rng(s)) for s in range(4000)]
-    >>> np.round(np.mean(draws, 0), 2).tolist()  # exact: 7.73 and 0.27
-    [7.73, 0.27]
+    >>> draws = [proportional_counts(np.array([9, 1]), 5, np.random.default_rng(seed)) for seed in range(1000)]
+    >>> np.round(np.mean(draws, 0), 1).tolist()
+    [4.5, 0.5]
     """
     order = rng.permutation(len(counts))  # so that no class has a neighbour for ever
     ends = np.cumsum(counts[order]) * total

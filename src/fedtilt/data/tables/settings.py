@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from fedtilt.config.setting_fields import Name, check_value, default_of, setting
-from fedtilt.data.sampling import SPLITS
+from fedtilt.data.sampling import SPLITS, check_split
 from fedtilt.data.tables.text_values import DECIMALS
 from fedtilt.errors import InputError
 
@@ -165,6 +165,8 @@ class TableSettings(Files, _Roles):
     )
 
     def __post_init__(self) -> None:
+        if self.split is not None and self.split not in SPLITS:
+            check_split(self.split)
         super().__post_init__()
         for key in ROLES:
             value = getattr(self, key)
