@@ -18,7 +18,7 @@ class Row(NamedTuple):
 
 
 def shares_row(promise: str, cell: str, promised: float, shares: Sequence[float]) -> Row:
-    """The mean of a share in percent over independent draws, which reaches what is promised less two standard errors."""
+    """The mean of a share in percent over independent draws: at least what is promised less two standard errors."""
     mean, error = float(np.mean(shares)), float(np.std(shares, ddof=1)) / np.sqrt(len(shares))
     bar = 100 * promised
     return Row(promise, cell, f"≥ {bar:g} %", mean, float(error), bool(mean >= bar - 2 * error))

@@ -21,7 +21,7 @@ THRESHOLD = Threshold("yes", 0.2)
 
 
 class Population(NamedTuple):
-    """Clients with a rare class; how rare it is, how well a score tells it and how high scores are differs by client."""
+    """Clients with a rare class: its share, how well a score tells it and how high scores are differ by client."""
 
     share: float  # of the rare class
     unlike: float  # the standard deviation between clients

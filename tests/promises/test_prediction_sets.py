@@ -126,9 +126,7 @@ def of_persons(draws: int) -> Row:
         target = np.random.default_rng(seed).normal(size=len(persons))
         columns = {"y": target + 5.0, "x": persons % 2, "person": persons, "client": persons // 48}
         frame = pandas.DataFrame({name: np.repeat(values, 8) for name, values in columns.items()})
-        data = ft.data.table(
-            frame, target="y", task="regression", client="client", split_group="person", seed=seed
-        )
+        data = ft.data.table(frame, target="y", task="regression", client="client", split_group="person", seed=seed)
         federation = Federation.build(data, validation=0.3, seed=seed)
         zeros = [torch.full((len(federation.evaluation(split)[1]),), 5.0) for split in ("validation", "test")]
         scores = conformity_scores(federation, zeros[0])

@@ -186,7 +186,12 @@ METRICS["exact_match"] = METRICS["exact_match"]._replace(
 )
 METRICS |= {
     "mean_error": Metric(  # above 0, predictions are too high on average
-        "mean error", lambda weighted: weighted.mean(weighted.samples.errors), "no samples", None, tasks=("regression",), scale="any"
+        "mean error",
+        lambda weighted: weighted.mean(weighted.samples.errors),
+        "no samples",
+        None,
+        tasks=("regression",),
+        scale="any",
     ),
     "r2": Metric("R²", _r2, "the same target in all samples", tasks=("regression",), scale="any"),
 }

@@ -78,7 +78,7 @@ class Bootstrap(NamedTuple):
         error = slope * math.sqrt(float(defined.var()) * self.units / (self.units - 1) + extra**2)
         margin = float(stdtrit(self.units - 1, (1 + confidence) / 2)) * error
         if scale == "share":
-            return Interval(*(float(expit(logit(center) + side * margin)) for side in (-1, 1)), self.kind)
+            return Interval(float(expit(logit(center) - margin)), float(expit(logit(center) + margin)), self.kind)
         if scale == "error":
             return Interval(value * math.exp(-margin), value * math.exp(margin), self.kind)
         return Interval(value - margin, value + margin, self.kind)
@@ -226,15 +226,16 @@ def bootstrap(
 
 
 def _rarer_class(samples: PredictedClasses | PredictedNumbers | SampleSums, unit: Array) -> tuple[int, int]:
-    """The units and the samples of the rarer of two classes, of the median of several, or of all if there are none."""
+    """The units and the samples of the rarer of two classes; of several, all units and the median of the samples."""
+    everyone = len(np.unique(unit))
     if not isinstance(samples, PredictedClasses):
-        return len(np.unique(unit)), len(unit)
+        return everyone, len(unit)
     labels = samples.labels if samples.positive is None else samples.labels == samples.positive
-    of_classes = [unit[labels == label] for label in np.unique(labels)]
-    if len(of_classes) < 2:
-        return len(np.unique(unit)), 0
-    units, rows = (sorted(counts) for counts in ([len(np.unique(u)) for u in of_classes], map(len, of_classes)))
-    return units[(len(units) - 1) // 2], rows[(len(rows) - 1) // 2]
+    found, counts = np.unique(labels, return_counts=True)
+    if len(found) == 1:
+        return everyone, 0
+    units = min(len(np.unique(unit[labels == label])) for label in found) if len(found) == 2 else everyone
+    return units, int(np.sort(counts)[(len(counts) - 1) // 2])
 
 
 def _draw(stratum: Array, resamples: int, rng: np.random.Generator) -> Array:

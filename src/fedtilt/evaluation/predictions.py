@@ -163,7 +163,7 @@ def conformity_scores(federation: Federation, outputs: Tensor) -> ConformityScor
         rng = seeds.generator(seeds.key(federation.seed, "one validation row of each person"))
         pairs = zip(by_client, federation.validation_index, strict=True)
         by_client = tuple(found[_one_of_each(persons[rows].numpy(), rng)] for found, rows in pairs)
-    return ConformityScores(by_client, federation.class_counts(), deviation)
+    return ConformityScores(by_client, deviation)
 
 
 def _one_of_each(numbers: np.ndarray, rng: np.random.Generator) -> Tensor:
