@@ -80,9 +80,10 @@ def set_rule(counts: Tensor, coverage: float, clients: int = 1, bad: int = 0, er
     honest = samples - bad + 1
     rank = math.ceil((checks.probability(coverage, "coverage", 0.9) + error) * honest - _ROUNDING)
     if honest < 2 or rank >= honest:
+        needed = enough_samples(coverage)
         raise InputError(
-            f"prediction sets with coverage {coverage:g} need {enough_samples(coverage):,} validation samples, and there "
-            f"are {max(0, samples - bad):,}; use a larger clients.validation (validation= in Python), or a lower coverage"
+            f"prediction sets with coverage {coverage:g} need {needed:,} validation samples, and there are "
+            f"{max(0, samples - bad):,}; use a larger clients.validation (validation= in Python), or a lower coverage"
         )
     bin = BINS - 1
     if rank + bad <= samples:
