@@ -143,7 +143,7 @@ def test_a_table_with_a_rare_class_keeps_validation_data(fedtilt, tmp_path: Path
     assert spec.load("t.toml").clients.validation == 0.2
 
 
-def test_the_written_settings_end_within_a_point_of_a_pooled_regression(fedtilt, tmp_path: Path) -> None:
+def test_the_written_settings_end_within_two_points_of_a_pooled_regression(fedtilt, tmp_path: Path) -> None:
     """Many small clients, where too few or too short steps would leave one class alone."""
     write_sites(tmp_path / "t.csv", 12, 40)
     fedtilt("init", "t.toml", "--table", "t.csv", "--target", "ill", "--client", "site")
@@ -151,7 +151,7 @@ def test_the_written_settings_end_within_a_point_of_a_pooled_regression(fedtilt,
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     pooled = results["baselines"]["pooled logistic"]["accuracy"]["mean"]
     found = {name: values["accuracy"]["mean"] for name, values in results["methods"].items()}
-    assert all(accuracy > pooled - 1 for accuracy in found.values()), (found, pooled)
+    assert all(accuracy > pooled - 2 for accuracy in found.values()), (found, pooled)
     assert results["baselines"]["majority"]["accuracy"]["mean"] < pooled - 20
 
 

@@ -149,6 +149,6 @@ def _minimum_over(free: Tensor, matrix: Tensor, p: Tensor) -> Tensor:
     system = torch.ones(count + 1, count + 1, dtype=p.dtype)  # the stationary point, and the sum
     system[:count, :count], system[count, count] = matrix[free][:, free], 0
     right = torch.cat([-matrix[free][:, ~free] @ fixed, 1 - fixed.sum()[None]])
-    minimum = p.clone()  # gelsd: equal clients make the system singular
-    minimum[free] = torch.linalg.lstsq(system, right[:, None], driver="gelsd").solution[:count, 0]
+    minimum = p.clone()  # by singular values, since equal clients make it singular; gelsd fails on some such systems
+    minimum[free] = torch.linalg.lstsq(system, right[:, None], driver="gelss").solution[:count, 0]
     return minimum

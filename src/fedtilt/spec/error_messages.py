@@ -12,6 +12,7 @@ from fedtilt.spec.fields import TABLES
 from fedtilt.spec.method import MethodSpec, method_keys
 
 _MOST_KEYS = 12  # in a message
+_FORMER = {"split_time": "time"}  # keys of earlier versions
 
 
 def method_label(method: Mapping[str, Any], position: int) -> str:
@@ -24,7 +25,9 @@ def unknown_key(path: Iterable[str], key: str, value: object, table: type) -> In
     path = tuple(path)
     keys = keys_of(table)
     close = difflib.get_close_matches(key, keys, n=1)
-    if close:
+    if _FORMER.get(key) in keys:
+        remedy = f"write {'.'.join([*path, _FORMER[key]])}"
+    elif close:
         remedy = f"did you mean {'.'.join([*path, close[0]])}?"
     elif table is TrainSettings and (written := table_with(key)):
         remedy = f"write {written}"

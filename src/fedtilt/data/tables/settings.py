@@ -129,6 +129,7 @@ class _Roles:
         'else "random"',
         choices=SPLITS,
         example="proportional",
+        allowed="random, proportional or time; a column with train and test in it is split_column",
     )
     drop_unlabelled: bool = setting(False, "whether to drop rows without a label; otherwise they are an error")
     split_column: Name | None = setting(
