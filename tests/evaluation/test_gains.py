@@ -57,8 +57,8 @@ def test_a_client_that_loses_is_counted_and_named_in_words() -> None:
     found = client_gains(predictions(ours, owner), predictions(theirs, owner), "local")
     assert [client.outcome for client in found.clients] == ["gains", "loses", "ties"]
     assert [client.difference for client in found.clients] == [75.0, -100.0, 0.0]
-    p, r = 16 / 22, 1 / 22  # Bonett and Price, by hand
-    margin = stats.norm.ppf(0.975) * math.sqrt((p + r - (p - r) ** 2) / 22)
+    p, r = 16 / 22, 1 / 22  # by hand
+    margin = stats.t.ppf(0.975, 20) * math.sqrt((p + r - (p - r) ** 2) / 22) + 1 / 22
     assert found.clients[0].low == pytest.approx(100 * (p - r - margin))
     assert found.stay_out == ("c1",)
     assert found.in_words("every client alone") == (

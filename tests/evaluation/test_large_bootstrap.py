@@ -67,7 +67,9 @@ def test_blocks_of_few_clients_have_the_intervals_of_the_rows(monkeypatch: pytes
     rows, blocks = both(monkeypatch, samples, client, 300)
     assert rows.kind == "bootstrap over samples"
     assert blocks.kind == "bootstrap over blocks of samples"
-    assert blocks.units == 2 * intervals.BLOCKS
+    rare = int(samples.labels.sum())
+    assert (rows.units, rows.rows, blocks.rows) == (rare, rare, rare)
+    assert 400 < blocks.units <= 2 * intervals.BLOCKS  # blocks with the rare class
     for name in OVERALL_METRICS:
         by_rows, by_blocks = rows.values[name], blocks.values[name]
         assert by_blocks.std() == pytest.approx(float(by_rows.std()), rel=0.15), name  # of 300 resamples, each ± 4 %

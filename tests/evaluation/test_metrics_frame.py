@@ -110,7 +110,7 @@ def test_coverage_of_the_bootstrap_over_clients() -> None:
     for trial in range(400):
         x = (rng.random(360) < rng.beta(8, 2, 12)[client]).astype(float)
         drawn = bootstrap(PredictedNumbers(np.zeros(360), x), client, ["mean_error"], 200, trial)
-        interval = drawn.interval("mean_error", 0.95)
+        interval = drawn.interval("mean_error", x.mean(), 360, 0.95)
         held += interval.low <= 0.8 <= interval.high
         low, high = np.quantile(drawn.values["mean_error"], [0.025, 0.975])
         plain += low <= 0.8 <= high

@@ -14,7 +14,6 @@ from fedtilt.files import read_json
 from fedtilt.flower.evaluation import DECLARED_RECORD, Declared, decode_declared, measure_declared
 from fedtilt.flower.message_fields import RejectedReply
 from fedtilt.report import write as fedtilt_report
-from fedtilt.report.run_reader import read_run
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
 from fedtilt.storage.predictions import declared_sets
@@ -110,8 +109,7 @@ def test_prediction_sets_of_sites_that_declare_their_scores_are_those_of_the_sim
     declared = read_json(tmp_path / "run/seed-0/declared.json")["sites"]
     assert set(declared["0"]["scores"]) == {"validation", "test"}
     simulated = run_spec(load(tmp_path / "data/spec.toml"), tmp_path / "simulated")[0]["fedtilt"].prediction_sets(0.8)
-    total = read_run(tmp_path / "run").seed_runs[0].total
-    sets = declared_sets(tmp_path / "run/seed-0", ("0", "1"), total, 0.8)
+    sets = declared_sets(tmp_path / "run/seed-0", ("0", "1"), 0.8)
     for n, rule in simulated.rules.items():
         assert sets.rules[n].samples == rule.samples
         assert abs(sets.rules[n].bin - rule.bin) <= 1  # the last bits of a probability may differ
@@ -129,4 +127,4 @@ def test_prediction_sets_of_sites_that_declare_their_scores_are_those_of_the_sim
 def test_a_server_without_scores_says_who_must_declare_them(tmp_path: Path) -> None:
     Deployment(write(tmp_path / "data", north_and_south()), tmp_path).run(set="train.rounds=1")
     with pytest.raises(InputError, match="no site declares scores .* declare-scores=true in the --node-config"):
-        declared_sets(tmp_path / "run/seed-0", ("0", "1"), read_run(tmp_path / "run").seed_runs[0].total)
+        declared_sets(tmp_path / "run/seed-0", ("0", "1"))

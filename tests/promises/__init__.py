@@ -1,1 +1,1 @@
-"""What the library promises of its intervals and verdicts, counted in simulations."""
+"""What the library prints, against simulations of federations whose truth is known."""

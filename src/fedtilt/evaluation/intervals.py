@@ -20,12 +20,14 @@ from fedtilt.evaluation.weighted_predictions import (
 MIN_CLIENTS = 5  # among fewer, samples are resampled within each client
 RESAMPLES = 1000  # of a bootstrap, unless another number is given
 MIN_SAMPLES = 10  # fewer are too few to resample
+MIN_UNITS = 3  # of the rarer class
 NO_SAMPLES = "no test samples"
 Range = tuple[float, float]
 LARGE = 20_000  # of more samples, sums of units are resampled: of clients, or of blocks of samples
 BLOCKS = 1000  # of a client
 _CHUNK = 1_000_000  # weights at a time
 _UNKNOWN = math.nan, math.nan
+_SAME = "the same in all resamples"
 
 
 class Interval(NamedTuple):
@@ -41,25 +43,45 @@ class Bootstrap(NamedTuple):
     """Resampled values of metrics by name, each (resamples,)."""
 
     values: Mapping[str, Array]
-    units: int  # how many clients, samples or blocks of samples were resampled
+    units: int  # how many clients, samples or blocks of samples have the rarer class, or were resampled
+    rows: int  # samples of that class
     kind: str
 
-    def interval(self, name: str, confidence: float) -> Interval:
-        """The percentile interval of a metric, expanded as Student's t is for few units.
+    def interval(self, name: str, value: float, rows: int, confidence: float) -> Interval:
+        """Student's t interval of a metric from its resampled variance, on the scale where its errors are symmetric.
 
-        (T. C. Hesterberg, What teachers should know about the bootstrap, The American Statistician 69, 2015.)
+        With u units and t the quantile of u − 1 degrees of freedom, a share v of m rows is (m v + 1/2) / (m + 1) ± t s
+        on the scale of logits, where s² has the variance of the resamples, times u / (u − 1), and that of one more row
+        with a share of 1/2, ((v − 1/2) / (m + 1))²; an error v is v · exp(± t s) with the relative variance and that of
+        one more unit, 1 / (u + 1)². Percentiles of resamples have covered 65 % with few samples of a rare class.
         """
-        from scipy.special import ndtr
+        from scipy.special import expit, logit, stdtrit
 
-        values = self.values[name]
+        scale, values = METRICS[name].scale, self.values[name]
         defined = values[~np.isnan(values)]
+        if not scale:
+            return Interval(reason="resamples say nothing about its bias")
         if 2 * len(defined) < len(values):
             return Interval(reason="not defined in most resamples")
         if np.ptp(defined) < 1e-12:
-            return Interval(reason="the same in all resamples")
-        tail = float(ndtr(-expansion(self.units, confidence) * _normal_quantile(confidence)))
-        low, high = np.quantile(defined, [tail, 1 - tail])
-        return Interval(float(low), float(high), self.kind)
+            return Interval(reason=_SAME)
+        if not rows:
+            return Interval(reason="samples of only one class")  # what it would be with another one is unknown
+        if self.units < MIN_UNITS:
+            return Interval(reason=f"fewer than {MIN_UNITS} {self.kind.split()[-1]} of a class")
+        center, slope, extra = value, 1.0, 0.0
+        if scale == "share":
+            center = (rows * value + 0.5) / (rows + 1)
+            slope, extra = 1 / (center * (1 - center)), (value - 0.5) / (rows + 1)
+        elif scale == "error":
+            slope, extra = 1 / value, value / (self.units + 1)
+        error = slope * math.sqrt(float(defined.var()) * self.units / (self.units - 1) + extra**2)
+        margin = float(stdtrit(self.units - 1, (1 + confidence) / 2)) * error
+        if scale == "share":
+            return Interval(float(expit(logit(center) - margin)), float(expit(logit(center) + margin)), self.kind)
+        if scale == "error":
+            return Interval(value * math.exp(-margin), value * math.exp(margin), self.kind)
+        return Interval(value - margin, value + margin, self.kind)
 
 
 def expansion(units: int, confidence: float) -> float:
@@ -68,16 +90,10 @@ def expansion(units: int, confidence: float) -> float:
     >>> round(expansion(6, 0.95), 2), round(expansion(100, 0.95), 2)
     (1.44, 1.02)
     """
-    from scipy.special import stdtrit
+    from scipy.special import ndtri, stdtrit
 
-    t = float(stdtrit(units - 1, (1 + confidence) / 2))
-    return t / _normal_quantile(confidence) * math.sqrt(units / (units - 1))
-
-
-def _normal_quantile(confidence: float) -> float:
-    from scipy.special import ndtri
-
-    return float(ndtri((1 + confidence) / 2))
+    quantile = (1 + confidence) / 2
+    return float(stdtrit(units - 1, quantile) / ndtri(quantile)) * math.sqrt(units / (units - 1))
 
 
 class Estimate(NamedTuple):
@@ -146,9 +162,12 @@ def estimate(
     def interval(name: str, confidence: float) -> Interval:
         if undefined[name]:
             return Interval(reason=undefined[name])
-        found = Interval(reason=reason) if drawn is None or name not in resampled else drawn.interval(name, confidence)
-        share = shares[name]
-        return found if found.kind or share is None else Interval(*clopper_pearson(*share, confidence), "exact")
+        found, share = Interval(reason=reason), shares[name]
+        if drawn is not None and name in resampled:
+            found = drawn.interval(name, values[name], drawn.rows if share is None else share[1], confidence)
+        if share is not None and (name not in resampled or found.reason == _SAME):
+            return Interval(*clopper_pearson(*share, confidence), "exact")
+        return found
 
     estimates = {}
     for name in metrics:
@@ -203,7 +222,20 @@ def bootstrap(
         for name in metrics:
             values[name].append(METRICS[name].values(weighted))
     drawn = {name: np.concatenate(parts) for name, parts in values.items()}
-    return Bootstrap(drawn, len(np.unique(unit)), f"bootstrap over {kind}")
+    return Bootstrap(drawn, *_rarer_class(samples, unit), f"bootstrap over {kind}")
+
+
+def _rarer_class(samples: PredictedClasses | PredictedNumbers | SampleSums, unit: Array) -> tuple[int, int]:
+    """The units and the samples of the rarer of two classes; of several, all units and the median of the samples."""
+    everyone = len(np.unique(unit))
+    if not isinstance(samples, PredictedClasses):
+        return everyone, len(unit)
+    labels = samples.labels if samples.positive is None else samples.labels == samples.positive
+    found, counts = np.unique(labels, return_counts=True)
+    if len(found) == 1:
+        return everyone, 0
+    units = min(len(np.unique(unit[labels == label])) for label in found) if len(found) == 2 else everyone
+    return units, int(np.sort(counts)[(len(counts) - 1) // 2])
 
 
 def _draw(stratum: Array, resamples: int, rng: np.random.Generator) -> Array:
@@ -260,7 +292,8 @@ def gap_between(estimates: Mapping[str, Estimate], confidence: float) -> Gap:
     found = list(defined.values())
     resampled = [estimate.resampled for estimate in found if estimate.resampled is not None]
     if len(resampled) == len(found) > 1:
-        wider = max(expansion(estimate.units, confidence) for estimate in found)
+        of_each = 1 - (1 - confidence) / math.comb(len(found), 2)  # Bonferroni: t of few units has the longer tails
+        wider = max(expansion(estimate.units, of_each) for estimate in found)
         difference, ratio = _from_resamples(np.array([e.value for e in found]), np.stack(resampled), confidence, wider)
     else:
         difference, ratio = _from_intervals(np.array([estimate.intervals[1][:2] for estimate in found]))

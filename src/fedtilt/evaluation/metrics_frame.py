@@ -108,8 +108,8 @@ def metrics_frame(
 ) -> MetricsFrame:
     """Metrics of predictions, overall and by group.
 
-    Intervals of proportions on the samples of one client are exact (Clopper and Pearson). Intervals of other metrics,
-    and over several clients, are percentiles of a bootstrap: over clients, or over samples if there are few clients.
+    Intervals of proportions on the samples of few clients are exact (Clopper and Pearson). Intervals of other metrics,
+    and over several clients, are Student's t from a bootstrap: over clients, or over samples if there are few clients.
 
     Args:
         predictions: of one method

@@ -80,7 +80,7 @@ def set_rule(counts: Tensor, coverage: float, clients: int = 1, bad: int = 0, er
     honest = samples - bad + 1
     rank = math.ceil((checks.probability(coverage, "coverage", 0.9) + error) * honest - _ROUNDING)
     if honest < 2 or rank >= honest:
-        needed = math.ceil(1 / (1 - coverage) - _ROUNDING) - 1
+        needed = enough_samples(coverage)
         raise InputError(
             f"prediction sets with coverage {coverage:g} need {needed:,} validation samples, and there are "
             f"{max(0, samples - bad):,}; use a larger clients.validation (validation= in Python), or a lower coverage"
@@ -110,12 +110,12 @@ def bins_of(counts: Mapping[str, int]) -> Tensor:
 
 
 def enough_samples(coverage: float) -> int:
-    """The validation samples with which a client needs no others: the largest score is then not the only bound.
+    """The validation samples with which a client needs no others: the largest score then covers the promise.
 
     >>> enough_samples(0.9), enough_samples(0.99)
-    (19, 199)
+    (9, 99)
     """
-    return math.ceil(2 / (1 - checks.probability(coverage, "coverage", 0.9)) - _ROUNDING) - 1
+    return math.ceil(1 / (1 - checks.probability(coverage, "coverage", 0.9)) - _ROUNDING) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,31 +123,30 @@ class ConformityScores:
     """The bins of the scores of one method's evaluated models on validation data, by client."""
 
     validation: Sequence[Tensor]  # of each client, (samples,) int64
-    labels: Tensor | None  # (N, K) samples by class or range, which say who is similar; None: clients are in that order
     deviation: float | None = None  # of the target, if it is a number
 
-    def by_similarity(self, client: int | None) -> list[int]:
-        """The client itself, then those with validation data whose shares of the classes are most like its own.
-
-        None: all clients with validation data, in their order.
-        """
-        present = [n for n, bins in enumerate(self.validation) if len(bins)]
-        if client is None or self.labels is None:
-            return present
-        shares = self.labels / self.labels.sum(1, keepdim=True).clamp(min=1)
-        distance = (shares - shares[client]).abs().sum(1).tolist()
-        return sorted({client, *present}, key=lambda n: (n != client, distance[n], n))
+    @cached_property
+    def present(self) -> list[int]:
+        """The clients with validation data."""
+        return [n for n, bins in enumerate(self.validation) if len(bins)]
 
     def pool(self, client: int | None, samples: int) -> list[int]:
-        """The client itself, and the most similar ones until they have this number of samples; None: all clients."""
-        if client is not None and self.labels is not None and len(self.validation[client]) >= samples:
-            return [client]
-        found, count = list[int](), 0
-        for n in self.by_similarity(client):
-            if client is None or count < samples:
-                found.append(n)
-                count += len(self.validation[n])
-        return found
+        """The client itself if it has this number of samples, else all that have about as many; None: all clients.
+
+        How good a model is, most of all a personal one, depends on how much data a client has, so those within a factor
+        of two are pooled, or of four, and so on until there are enough samples. To choose by the shares of classes
+        would cover the average of the clients in fewer cases: unusual clients take usual ones, but not the reverse.
+        """
+        if client is None or len(self.validation[client]) >= samples:
+            return self.present if client is None else [client]
+        own = len(self.validation[client]).bit_length()
+        distance = {n: abs(len(self.validation[n]).bit_length() - own) for n in self.present}
+        found = list[int]()
+        for most in sorted(set(distance.values())):
+            found = [n for n in self.present if distance[n] <= most]
+            if sum(len(self.validation[n]) for n in found) >= samples:
+                break
+        return sorted({client, *found}, key=lambda n: (n != client, distance.get(n, 0), n))
 
     def counts(self, clients: Sequence[int]) -> Tensor:
         """Validation samples of these clients by bin."""
@@ -157,12 +156,12 @@ class ConformityScores:
         """The sets of a client; with `bad_share`, this share of all clients may report anything.
 
         A client with enough samples depends on nobody. Another one then uses all clients, because the bad ones could
-        be those that look similar, except those that are bad beyond doubt; docs/mathematics.md has the proof.
+        be those that are pooled, except those that are bad beyond doubt; docs/mathematics.md has the proof.
         """
         clients = self.pool(client, enough_samples(coverage))
         if bad_share == 0 or clients == [client]:
             return set_rule(self.counts(clients), coverage, len(clients))
-        everyone, error = self.by_similarity(None), _FALSE_ALARM * (1 - coverage)
+        everyone, error = self.present, _FALSE_ALARM * (1 - coverage)
         most = math.floor(bad_share * len(everyone) + _ROUNDING)
         doubt = math.log(2 * (len(everyone) + 1) / error) / 2
         dropped = self._surely_bad(most, doubt) - {client}
@@ -183,7 +182,7 @@ class ConformityScores:
         The distribution of n scores is within √(doubt / n) of that of all. If more clients differ than may be bad,
         honest clients are not alike, and none is dropped.
         """
-        clients = self.by_similarity(None)
+        clients = self.present
         margins = torch.tensor([math.sqrt(doubt / len(self.validation[n])) for n in clients])
         differ = self._distances > margins[:, None] + margins
         found = {n for n, others in zip(clients, differ.sum(1).tolist(), strict=True) if others > most}
@@ -192,13 +191,13 @@ class ConformityScores:
     @cached_property
     def _distances(self) -> Tensor:
         """The largest difference between the distributions of the scores of two clients, (C, C)."""
-        found = [self.validation[n].sort().values for n in self.by_similarity(None)]
+        found = [self.validation[n].sort().values for n in self.present]
         ends = torch.cat(found).unique()
         shares = torch.stack([torch.searchsorted(bins, ends, right=True) / len(bins) for bins in found])
         return torch.stack([(shares - share).abs().amax(1) for share in shares])
 
     def to_json(self, client: int | None) -> list[dict[str, int]]:
-        """Counts by bin, as an exported model has them: of the client, then of those most like it; None: of all."""
+        """Counts by bin, as an exported model has them: of the client, then of its pool; None: of all."""
         clients = self.pool(client, _EXPORTED)
         if client is None:
             return [counts_of(torch.cat([self.validation[n] for n in clients]))]
@@ -207,7 +206,7 @@ class ConformityScores:
     @classmethod
     def from_json(cls, values: Sequence[Mapping[str, int]], deviation: float | None) -> "ConformityScores":
         """The inverse of `to_json`; the sets of the exported model are those of client 0."""
-        return cls([bins_of(counts) for counts in values], None, deviation)
+        return cls([bins_of(counts) for counts in values], deviation)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

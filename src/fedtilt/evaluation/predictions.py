@@ -3,8 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from fedtilt import seeds
 from fedtilt.data import Federation
 from fedtilt.data.groups import CLASS, in_words
 from fedtilt.data.targets import ALL, RANGE, TABLE_TASKS, TARGETS, NumericTarget
@@ -151,11 +154,25 @@ def has_prediction_sets(federation: Federation) -> bool:
 
 
 def conformity_scores(federation: Federation, outputs: Tensor) -> ConformityScores:
-    """The scores of outputs on the validation data of all clients, ordered by client."""
+    """The scores of outputs on the validation data of all clients, ordered by client.
+
+    Rows that are split by person, or another group, count as one of each, drawn at random: those of a person are alike.
+    """
     deviation = federation.target.deviation if isinstance(federation.target, NumericTarget) else None
     bins = score_bins(outputs, federation.evaluation("validation")[1], deviation)
-    sizes = [len(rows) for rows in federation.validation_index]
-    return ConformityScores(bins.split(sizes), federation.class_counts(), deviation)
+    by_client = bins.split([len(rows) for rows in federation.validation_index])
+    persons = federation.dataset.split_group_train
+    if persons is not None:
+        rng = seeds.generator(seeds.key(federation.seed, "one validation row of each person"))
+        pairs = zip(by_client, federation.validation_index, strict=True)
+        by_client = tuple(found[_one_of_each(persons[rows].numpy(), rng)] for found, rows in pairs)
+    return ConformityScores(by_client, deviation)
+
+
+def _one_of_each(numbers: np.ndarray, rng: np.random.Generator) -> Tensor:
+    """A random position of every distinct number."""
+    order = rng.permutation(len(numbers))
+    return torch.from_numpy(order[np.unique(numbers[order], return_index=True)[1]])
 
 
 def choose_thresholds(prepared: PreparedRun, methods: Sequence[Method], state: FederationState) -> dict[str, Threshold]:

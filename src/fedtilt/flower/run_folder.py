@@ -259,7 +259,7 @@ class ServerRunFolder:
             _parts=self._parts,
             _server=state.server[self._method],  # the states of clients are on their sites
             _target=self._info.target,
-            _declared_sets=partial(declared_sets, self._seed_folder, self._info.site_names, total),
+            _declared_sets=partial(declared_sets, self._seed_folder, self._info.site_names),
         )
         result = Result({self._method: of_method})
         write_json(self.folder / "results.json", over_seeds({self._task.spec.seed: result}))

@@ -250,7 +250,7 @@ class Site:
             device = pick_device(self.task.settings.device)
             validation = Evaluator(federation, self._model, self.parts, device, "validation")
             every = conformity_scores(federation, validation.predictions(method, state))
-            scores = dataclasses.replace(every, validation=every.validation[own], labels=federation.class_counts()[own])
+            scores = dataclasses.replace(every, validation=every.validation[own])
         (found,) = predictions_of(federation, {"": evaluator.predictions(method, state)}).values()
         client = found.groupings[CLIENT]
         name = Grouping(CLIENT, (federation.client_names[self.number],), torch.zeros_like(client.codes))

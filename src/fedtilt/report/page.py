@@ -174,7 +174,7 @@ def prediction_sets(run: Run) -> dict[str, PredictionSets]:
             if stored is not None and stored.scores is not None:
                 found[method] = stored.prediction_sets(_COVERAGE)
             elif run.fingerprint.get("runner") == "flower" and seed_run.folder is not None:
-                found[method] = declared_sets(seed_run.folder, seed_run.client_names, seed_run.total, _COVERAGE)
+                found[method] = declared_sets(seed_run.folder, seed_run.client_names, _COVERAGE)
             found = {name: sets for name, sets in found.items() if sets.rules}
         except InputError:  # too few samples for this coverage, or none are declared
             return {}

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedtilt.errors import InputError
 from fedtilt.evaluation.groups import Grouping
@@ -46,10 +45,10 @@ def write_predictions(folder: Path, round: int, predictions: Mapping[str, Predic
     tensors |= {} if numbers is None else {"numbers": numbers}
     about: dict[str, Any] = {"round": round, "names": {name: grouping.names for name, grouping in groupings.items()}}
     for name, p in predictions.items():
-        if p.scores is not None and p.scores.labels is not None:
+        if p.scores is not None:
             tensors[f"validation/{name}"] = torch.cat(list(p.scores.validation)).short()
             tensors["validation_sizes"] = torch.tensor([len(bins) for bins in p.scores.validation])
-            tensors["label_counts"], about["deviation"] = p.scores.labels, p.scores.deviation
+            about["deviation"] = p.scores.deviation
     # not as metadata of the file, which has no fixed order: the same run gives the same bytes
     tensors["about"] = torch.frombuffer(bytearray(json.dumps(about).encode()), dtype=torch.uint8)
     write_tensors(folder / _FILE, tensors)
@@ -69,7 +68,7 @@ def read_predictions(folder: Path, round: int) -> dict[str, Predictions]:
         groupings = {key: Grouping(key, tuple(values), tensors[f"group/{key}"]) for key, values in names.items()}
         scores = {
             key.removeprefix("validation/"): ConformityScores(
-                bins.long().split(tensors["validation_sizes"].tolist()), tensors["label_counts"], about["deviation"]
+                bins.long().split(tensors["validation_sizes"].tolist()), about["deviation"]
             )
             for key, bins in tensors.items()
             if key.startswith("validation/")
@@ -84,12 +83,10 @@ def read_predictions(folder: Path, round: int) -> dict[str, Predictions]:
     }
 
 
-def declared_sets(
-    folder: Path, names: Sequence[str], labels: Tensor, coverage: float = 0.9, bad_share: float = 0.0
-) -> PredictionSets:
+def declared_sets(folder: Path, names: Sequence[str], coverage: float = 0.9, bad_share: float = 0.0) -> PredictionSets:
     """Prediction sets from the counts of scores that the sites of a deployment declare, in declared.json.
 
-    `labels` are the test samples by site and class or range; `bad_share` of the sites may declare anything.
+    `bad_share` of the sites may declare anything.
     """
     path = folder / "declared.json"
     sites = read_json(path)["sites"] if path.exists() else {}
@@ -103,7 +100,7 @@ def declared_sets(
             "no site declares scores of validation data; set clients.validation = 0.2 in the spec of the project, and "
             "declare-scores=true in the --node-config of the sites"
         )
-    return PredictionSets(ConformityScores(validation, labels), test, names, coverage, bad_share)
+    return PredictionSets(ConformityScores(validation), test, names, coverage, bad_share)
 
 
 def read_prediction(folder: Path, round: int, method: str) -> Predictions:
