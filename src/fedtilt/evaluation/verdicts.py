@@ -11,8 +11,8 @@
 Among fewer than five clients, the clients are fixed, and only their rows are tested.
 
 **Seeds that divide the same data again are no sample**: they share rows, and a test over them is wrong more often than
-it says. Their p is twice the median of theirs, at most 1, which holds however they depend; the interval has the median
-ends of theirs, each at half the error. (L. Rüschendorf, Random variables with maximum sums, 1982.) Only seeds that draw
+it says. Their p is twice the median of theirs, at most 1, which holds however they depend, and the interval is that of the
+seed in the middle at half the error; of an even number, the middle two are averaged. (L. Rüschendorf, Random variables with maximum sums, 1982.) Only seeds that draw
 new data are tested as a sample.
 """
 
@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtilt.evaluation.client_differences import Draw, differences
+from fedtilt.evaluation.intervals import MIN_CLIENTS
 from fedtilt.evaluation.scores import ACCURACY, sampling_variances, scores_of
 from fedtilt.evaluation.weighted_predictions import Array
 
@@ -124,17 +125,31 @@ def compare(
         p_value = _student(mean, error, freedom)
         low, high = _interval(mean, error, freedom, 1 - confidence)
     else:
-        agreeing = np.where(np.sign(value) == np.sign(mean), p_values, 1.0)
-        p_value = np.minimum(1, (1 + several) * np.sort(agreeing, 0)[len(draws) // 2])  # of two medians, the larger
-        lows, highs = _interval(value, error, freedom, (1 - confidence) / (1 + several))
-        low = np.minimum(np.sort(lows, 0)[(len(draws) - 1) // 2], mean)
-        high = np.maximum(np.sort(highs, 0)[len(draws) // 2], mean)
+        middle, spread, freedom, p_value = _median(value, error, freedom, p_values)
+        p_value = np.where(middle * mean > 0, np.minimum(1, (1 + several) * p_value), 1.0)
+        low, high = _interval(middle, spread, freedom, (1 - confidence) / (1 + several))
+        low, high = np.minimum(low, mean), np.maximum(high, mean)
     low, high = np.nan_to_num(low, nan=-math.inf, neginf=-math.inf), np.nan_to_num(high, nan=math.inf, posinf=math.inf)
     reason = next((draw.reason for draw in within if draw.reason), "")
     return [
         Verdict(gap, least, most, p, "" if math.isfinite(least) else reason)
         for gap, least, most, p in zip(mean.tolist(), low.tolist(), high.tolist(), p_value.tolist(), strict=True)
     ]
+
+
+def _median(*draws: Array) -> tuple[Array, Array, Array, Array]:
+    """The draw in the middle by how certain it is, with the sign of its difference; of two, the mean of both.
+
+    Each of value, error, freedom and p is (draws, pairs), and (pairs,) in the middle.
+    """
+    value, _, _, p_values = draws
+    count = len(value)
+    order = np.argsort(np.sign(np.nan_to_num(value)) * (1 - p_values), 0, kind="stable")  # p near 0: see `_LEAST`
+    first, second = (
+        [np.take_along_axis(array, order[n : n + 1], 0)[0] for array in draws] for n in ((count - 1) // 2, count // 2)
+    )
+    gap, error, freedom = (first[0] + second[0]) / 2, (first[1] + second[1]) / 2, np.minimum(first[2], second[2])
+    return gap, error, freedom, first[3] if count % 2 else _student(gap, error, freedom)
 
 
 class _Within(NamedTuple):
@@ -160,10 +175,11 @@ def _within(draw: Draw, key: str, pairs: Sequence[tuple[str, str]], higher_is_be
         return _Within(value, np.full(len(pairs), math.inf), freedom, np.ones(len(pairs)), found.reason)
     error = found.terms.std(1, ddof=1) / math.sqrt(units)
     chance = _flips(differing)
-    if found.is_mean:  # rows that differ say more than the few clients that they are of
+    if found.is_mean:  # of few clients, the rows too; of five alone in place of their signs, which never say enough
         few = np.flatnonzero(found.differs.sum(1) <= _ENUMERATED)
         if len(few) and (rows := _weighted_rows(draw, [pairs[n] for n in few.tolist()])) is not None:
-            chance[few] = _flips(rows[0])
+            of_clients = chance[few] if units > MIN_CLIENTS else 0.0  # the signs of five clients are equal in 6 %
+            chance[few] = np.maximum(of_clients, _flips(rows[0]))
     p_value = np.where(np.isfinite(value), np.maximum(_student(value, error, freedom), chance), 1.0)
     return _Within(value, _implied(value, error, freedom, p_value), freedom, p_value)
 
