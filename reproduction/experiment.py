@@ -13,7 +13,7 @@ _DATA = Path(__file__).parent / "data"
 
 NAMES = (
     "tuned", "tuning", "clean", "corruptions", "gaussian", "flips", "static", "static-tuning", "tilts", "outliers",
-    "toy", "signs", "convergence", "propositions", "others", "rivals", "federations",
+    "toy", "signs", "convergence", "propositions", "others", "rivals", "federations", "splits",
 )  # fmt: skip
 
 Results = dict[str, dict[str, Any]]  # by case name

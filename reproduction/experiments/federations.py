@@ -50,7 +50,8 @@ def cases(experiment: Experiment, options: Options) -> list[Case]:
     for (condition, given), seed in product(settings["conditions"].items(), range(options.seeds or settings["seeds"])):
         for data, model in product(settings["data"], [*given["models"], BASELINES]):
             federation = {
-                "data": data, "clients": settings["clients"], "outliers": given.get("outliers", "none"), "seed": seed,
+                "data": data, "split": settings["split"], "clients": settings["clients"],
+                "outliers": given.get("outliers", "none"), "seed": seed,
             }  # fmt: skip
             words = [data, condition, model]
             if model == BASELINES:
@@ -92,7 +93,7 @@ def _training(
 def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
     """Train all trials of a case together, or fit its baselines."""
     settings = case.settings
-    dataset = read_table(settings["data"], settings["seed"], options.data_dir)
+    dataset = read_table(settings["data"], settings["seed"], options.data_dir, settings["split"])
     groups, plain = dataset.groups, replace(dataset, group_train=None, group_test=None, group_names=None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InputWarning)  # about small clients, of which these tables have many

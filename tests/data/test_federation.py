@@ -58,8 +58,10 @@ def test_attributes(digits):
     assert not fed.has_outliers.any()
 
 
+@pytest.mark.parametrize("split", ["random", "proportional"])
 @pytest.mark.parametrize("partition", ["classes", "dirichlet", "iid"])
-def test_train_and_validation_use_every_sample_once(digits, partition):
+def test_train_and_validation_use_every_sample_once(digits, partition, split):
+    digits = replace(digits, split=split)
     fed = Federation.build(digits, clients=15, partition=partition, validation=0.25)
     rows = torch.cat([*fed.train_index, *fed.validation_index])
     assert rows.sort().values.tolist() == list(range(len(digits.y_train)))
@@ -68,7 +70,9 @@ def test_train_and_validation_use_every_sample_once(digits, partition):
     assert fed.class_counts("test").sum(0).tolist() == digits.y_test.bincount().tolist()
     assert torch.equal(fed.class_counts().sum(1), fed.train_sizes())
     share = fed.class_counts("validation") - 0.25 * counts
-    assert float(share.abs().max()) <= 1.0  # stratified
+    assert (float(share.abs().max()) <= 1.5) == (split == "proportional")  # the number of rows is rounded too
+    assert fed.fixed_shares("test") == (partition != "iid")
+    assert fed.fixed_shares("validation") == (split == "proportional")
     assert min(len(rows) for rows in fed.validation_index) >= 1
 
 
@@ -84,8 +88,10 @@ def test_evaluation_is_ordered_by_client(digits):
         fed.evaluation("all")
 
 
-def test_max_train_is_stratified(digits):
-    fed = Federation.build(digits, clients=20, max_train=20)
+def test_max_train_keeps_rows_as_the_data_set_says(digits):
+    random = Federation.build(digits, clients=20, max_train=20).class_counts()
+    assert int(random[random > 0].min()) < 9
+    fed = Federation.build(replace(digits, split="proportional"), clients=20, max_train=20)
     assert fed.train_sizes().tolist() == [20] * 20
     counts = fed.class_counts()
     assert int(counts[counts > 0].min()) >= 9

@@ -87,7 +87,7 @@ def test_heavy_imbalance():
     frame = clean(600).assign(y=[1 if n % 60 == 0 else 0 for n in range(600)])
     (text,) = about(frame)
     assert text.startswith(
-        "class '0' has 443 training samples and class '1' has 7; accuracy says little about the rare"
+        "class '0' has 441 training samples and class '1' has 9; accuracy says little about the rare"
     )
 
 
@@ -118,7 +118,12 @@ def test_a_client_with_few_samples():
     fed = Federation.build(table(frame, target="y", client="site"))
     assert fed.warnings == ("client 'small' (6) has fewer than 10 training samples",)
     many = Federation.build(load("digits"), clients=200, partition="iid")
-    assert many.warnings == ("clients '0' (6), '1' (6), '2' (6) and 197 more have fewer than 10 training samples",)
+    few, untrained = many.warnings
+    assert few == "clients '0' (6), '1' (6), '2' (6) and 197 more have fewer than 10 training samples"
+    assert untrained == (
+        "342 of 599 test rows are of a class that their client, 185 of 200, has no training row of; they count as what "
+        "they are"
+    )
 
 
 def test_a_class_without_test_or_training_samples():
@@ -165,7 +170,7 @@ def test_numbers_and_dates_beside_text_are_not_taken_for_names_in_silence(texts,
 
 def test_minus_one_beside_numbers_of_which_none_is_negative():
     assert about(clean().assign(stay=[-1 if n % 8 == 0 else 3 + n % 40 for n in range(200)])) == [
-        "column 'stay' has -1 in 20 training rows, and all others are in 4 to 42; if it means unknown, set missing = "
+        "column 'stay' has -1 in 21 training rows, and all others are in 4 to 42; if it means unknown, set missing = "
         "['-1']"
     ]
     assert about(clean().assign(stay=[n % 3 - 1 for n in range(200)])) == []

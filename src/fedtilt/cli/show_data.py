@@ -43,7 +43,7 @@ def show_table(console: Console, opened: Table, *, test_share: float | None = No
         unlabelled = len(reader) - len(dataset.y_train) - len(dataset.y_test)
         sizes = f"{len(dataset.y_train):,} training, {len(dataset.y_test):,} test rows"
         sizes += f", {unlabelled:,} without a label dropped" if unlabelled else ""
-        print_lines(console, f"split     {describe_split(schema, test_share, seed)}: {sizes}")
+        print_lines(console, f"split     {describe_split(schema, opened.split, test_share, seed)}: {sizes}")
     if written := [text for text in map(describe_file, reader.tables) if text]:
         print_lines(console, f"files     {'; '.join(written)}")
     console.print()

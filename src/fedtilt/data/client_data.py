@@ -13,6 +13,7 @@ from fedtilt.data.groups import CLASS, GroupColumn
 from fedtilt.data.inputs import Inputs, Shape, concatenate, take, to_device
 from fedtilt.data.naming import client_number
 from fedtilt.data.outliers import Outliers, apply
+from fedtilt.data.sampling import AS_GIVEN, DrawnRows
 from fedtilt.data.targets import Target
 from fedtilt.errors import InputError
 
@@ -36,7 +37,7 @@ class ClientData:
     validation_outliers: bool = False  # whether validation data has the outliers of the training data
     flip_map: Tensor | None = None  # (classes,) the class that each class flips to; None: drawn for every sample
     left_out: tuple[int, ...] = ()  # clients without samples, which are never selected
-    test_shares_fixed: bool = False  # of the classes of each client's test samples, by how these were drawn
+    drawn: DrawnRows = AS_GIVEN  # how the test samples came about
 
     def to(self, device: torch.device) -> Self:
         """The same federation with its samples on another device, so that a round copies nothing to it."""
@@ -78,11 +79,11 @@ class ClientData:
         return self.dataset.target
 
     def fixed_shares(self, split: str = "test") -> bool:
-        """Whether the shares of classes in each client's samples of a split are fixed, so that chance is within classes.
+        """Whether the shares of classes in each client's samples of a split are fixed: chance is within classes.
 
         They are where rows were drawn with the classes in proportion, and where a partition gives them to the clients.
         """
-        return self.test_shares_fixed if split == "test" else self.dataset.split == "proportional"
+        return self.drawn.fixed_shares if split == "test" else self.dataset.split == "proportional"
 
     @property
     def outputs(self) -> int:

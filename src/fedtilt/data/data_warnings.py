@@ -160,6 +160,22 @@ def client_warnings(client_names: Sequence[str], train_index: Sequence[Tensor], 
     return found
 
 
+def untrained_rows(train: Tensor, test: Tensor) -> list[str]:
+    """Test rows of a class that other clients have training rows of, but not theirs, from counts by client and class.
+
+    >>> untrained_rows(torch.tensor([[5, 0], [3, 4]]), torch.tensor([[2, 1], [1, 1]]))
+    ['1 of 5 test rows are of a class that their client, 1 of 2, has no training row of; they count as what they are']
+    """
+    rows = (test * (train == 0) * train.any(0)).sum(1) * train.any(1)
+    if not rows.any():
+        return []
+    clients = f"{int((rows > 0).sum()):,} of {int((test.sum(1) > 0).sum()):,}"
+    return [
+        f"{int(rows.sum()):,} of {int(test.sum()):,} test rows are of a class that their client, {clients}, has no "
+        "training row of; they count as what they are"
+    ]
+
+
 def last_function(outputs: Tensor) -> str | None:
     """Softmax or Sigmoid, if a model's outputs are its probabilities; the loss takes logits."""
     if outputs.dim() != 2 or outputs.shape[1] < 2 or not bool((outputs >= 0).all()):

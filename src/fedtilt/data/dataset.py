@@ -12,6 +12,7 @@ from fedtilt import checks
 from fedtilt.data.dataset_checks import OPTIONAL, SIDES, as_group_names, as_names, check_contents, check_tensors
 from fedtilt.data.groups import GroupColumn, group_columns
 from fedtilt.data.inputs import Inputs, Shape, named_tensors, sample_shape, take, to_device
+from fedtilt.data.sampling import GIVEN, DrawnRows
 from fedtilt.data.targets import LabelTarget, NumericTarget, Target, TokenTarget
 from fedtilt.errors import InputError
 
@@ -55,9 +56,13 @@ class Dataset:
         noisy_train: the labels that a model is trained with, int64, some of them wrong; `y_train` has the true
             ones, by which samples are divided among clients; default: `y_train`
         schema: of a table: what its columns are, and how they become the model's input
-        split: how a client's rows are drawn for validation, and for test data where none is given: "random",
+        split: how a client's rows are drawn, for validation and, where none is given, test data: "random",
             "proportional" or "time", see `ft.data.table`
-        fixed_shares: whether the shares of classes in the test samples of each client are fixed rather than drawn
+        split_group_train: the number of a group, such as a patient, of each training sample; those of one number stay
+            on one side of a random split
+        split_time_train: the time of each training sample, with split "time"
+        test_drawn: whether the test samples were drawn so; otherwise they are given, such as published ones
+        fixed_shares: whether the shares of classes in given test samples of each client are fixed
         generated: whether another seed draws new samples rather than divides the same ones again
         rows_train: the position of each training sample in its source, int64, such as the row of a table
         rows_test: the position of each test sample
@@ -91,6 +96,9 @@ class Dataset:
     noisy_train: Tensor | None = None
     schema: "Schema | None" = None
     split: str = "random"
+    split_group_train: Tensor | None = None
+    split_time_train: Tensor | None = None
+    test_drawn: bool = False
     fixed_shares: bool = False
     generated: bool = False
     rows_train: Tensor | None = None
@@ -168,6 +176,12 @@ class Dataset:
         """The class of each "train" or "test" sample or, of other tasks, the group of its target, int64."""
         y = self.y_train if side == "train" else self.y_test
         return y if self.target is None else self.target.groups(y)
+
+    def drawn_rows(self, *, own_clients: bool = True, fixed_shares: bool = False) -> DrawnRows:
+        """How the test rows of clients came about, with the data's own clients or with those of a partition."""
+        is_proportional = self.test_drawn and self.split == "proportional"
+        fixed = fixed_shares or (own_clients and (self.fixed_shares or is_proportional))
+        return DrawnRows(self.split if self.test_drawn else GIVEN, fixed, self.generated)
 
     @property
     def input_shape(self) -> Shape:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedtilt.data.groups import CLASS, in_words
 from fedtilt.data.inputs import Inputs, named_tensors
+from fedtilt.data.sampling import SPLITS
 from fedtilt.data.targets import IGNORED, TASKS, LabelTarget, Target, TokenTarget
 from fedtilt.errors import InputError
 
@@ -75,11 +76,25 @@ def check_contents(data: "Dataset") -> None:
                 _fail(data, f"weight_{side} of {_format(weight)}; give {size} numbers ≥ 0")
     if data.noisy_train is not None:
         _check_noisy(data, data.noisy_train)
+    _check_split(data)
     if data.schema is not None and (len(data.schema.inputs),) != data.input_shape:
         _fail(
             data, f"a schema of {len(data.schema.inputs)} inputs for samples of shape {data.input_shape}; give the "
             "schema they were read with",
         )  # fmt: skip
+
+
+def _check_split(data: "Dataset") -> None:
+    if data.split not in SPLITS:
+        _fail(data, f"split = {data.split!r}; choose {', '.join(SPLITS[:-1])} or {SPLITS[-1]}")
+    for key, how in (("split_group_train", "random"), ("split_time_train", "time")):
+        values = getattr(data, key)
+        if values is not None and values.shape != (len(data.y_train),):
+            _fail(data, f"{key} of {_format(values)}; give one number per training sample")
+        if values is not None and data.split != how:
+            _fail(data, f"{key}, which has no effect with split = {data.split!r}; set split = {how!r}, or leave it out")
+    if data.split == "time" and data.split_time_train is None:
+        _fail(data, "split = 'time' without split_time_train; give the time of each training sample")
 
 
 def _check_noisy(data: "Dataset", noisy: Tensor) -> None:

@@ -55,7 +55,7 @@ class Division:
         allowed='a list of names, such as ["north"]',
     )
     validation: float = setting(
-        0.0, "the share of training data used for validation, with the classes in proportion", ge=0, lt=1
+        0.0, "the share of each client's training data used for validation, drawn as data.split says", ge=0, lt=1
     )
     validation_outliers: bool = setting(
         False,

@@ -9,7 +9,7 @@ from typing import Any, Self
 from fedtilt import checks
 from fedtilt.config.setting_fields import settings_of, takes_settings
 from fedtilt.data.client_data import ClientData, classes_by_client, client_sizes
-from fedtilt.data.data_warnings import client_warnings, dataset_warnings, group_warnings, warn
+from fedtilt.data.data_warnings import client_warnings, dataset_warnings, group_warnings, untrained_rows, warn
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.division import Division, divide, resolve_clients, resolve_division
 from fedtilt.data.groups import check_two_values, in_words
@@ -72,9 +72,14 @@ class Federation(ClientData):
         division.check_used(partition, outliers, noisy_labels=dataset.noisy_train is not None)
         _check_leave_out(division.leave_out, dataset, outliers)
         indices, names = divide(dataset, division, partition, count, seed)
-        labels = dataset.labels("train")
+        is_drawn = dataset.test_drawn or division.validation or division.max_train is not None
+        if dataset.split != "random" and not is_drawn:
+            raise InputError(
+                f"split = {dataset.split!r} has no effect: {dataset.name!r} has test data of its own; set validation, "
+                "or leave split out (data.split in a spec)"
+            )
         train_index, validation_index = split_validation(
-            labels, indices.train, division.max_train, division.validation, seed
+            dataset, indices.train, division.max_train, division.validation, seed
         )
         federation = cls(
             dataset=dataset,
@@ -83,13 +88,13 @@ class Federation(ClientData):
             train_index=train_index,
             validation_index=validation_index,
             test_index=indices.test,
-            client_classes=classes_by_client(labels, train_index, dataset.classes),
+            client_classes=classes_by_client(dataset.labels("train"), train_index, dataset.classes),
             has_outliers=choose_clients_with_outliers(outliers, len(names), seed),
             seed=seed,
             validation_outliers=division.validation_outliers,
             flip_map=resolve_flip_map(outliers, dataset),
             left_out=tuple(sorted(client_number(name, names) for name in division.leave_out)),
-            test_shares_fixed=partition in FIXED_SHARES or (partition == "column" and dataset.fixed_shares),
+            drawn=dataset.drawn_rows(own_clients=partition == "column", fixed_shares=partition in FIXED_SHARES),
         )
         warn(federation.warnings)
         return federation
@@ -114,6 +119,7 @@ class Federation(ClientData):
         class_names: Sequence[str] | None = None,
         task: str | None = None,
         test_share: float | None = None,
+        split: str | None = None,
         seed: int = 0,
         **settings: Any,
     ) -> Self:
@@ -133,6 +139,7 @@ class Federation(ClientData):
             task: "classification", "regression" (numbers as targets), "language" (a token for each position) or
                 "multilabel" (0 or 1 for each label); default: that of a `Dataset`, else classification
             test_share: the share of its samples that is test data at a client without any; default: 0.25
+            split: how these and validation data are drawn, "random", "proportional" or, of tables, "time"
             seed: the seed of the test data, the validation data and the choice of clients with outliers
             settings: the settings of `build` about outliers and validation, and `max_train`; also those of the reader
                 of the clients' data, such as `target` of `ft.data.table` for DataFrames: see `ft.data.table`,
@@ -147,8 +154,9 @@ class Federation(ClientData):
 
         given = {key: settings.pop(key) for key in _NOT_ABOUT_DIVISION if key in settings}
         dataset = read_clients(
-            data, names, name=name, class_names=class_names, task=task, test_share=test_share, seed=seed, **settings
-        )
+            data, names, name=name, class_names=class_names, task=task, test_share=test_share, split=split, seed=seed,
+            **settings,
+        )  # fmt: skip
         return cls.build(dataset, partition="column", seed=seed, **given)
 
     def __repr__(self) -> str:
@@ -181,13 +189,14 @@ class Federation(ClientData):
             *data.warnings,
             *dataset_warnings(data),
             *client_warnings(self.client_names, self.train_index, data.weight_train),
+            *(() if data.target is not None else untrained_rows(self.class_counts("train"), self.class_counts("test"))),
             *group_warnings(named, self.client_names, self.train_index),
         )
 
     @property
     def about_data(self) -> tuple[str, ...]:
-        """What a report says about the data: the warnings, and how its source was read."""
-        return (*self.warnings, *self.dataset.notes)
+        """What a report says about the data: the warnings, how rows were drawn, and how the source was read."""
+        return (*self.warnings, self.drawn.in_words(), *self.dataset.notes)
 
 
 def _check_dataset(dataset: object) -> None:

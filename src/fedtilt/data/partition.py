@@ -1,10 +1,14 @@
 """Which client has which samples: pure functions of labels and a generator.
 
-Every partition divides training and test data alike, so a client is tested on the distribution it trains on.
+Every partition divides training and test data alike, so a client is tested on the distribution it trains on. With
+"classes" and "dirichlet", a client's test samples of a class are a fixed share of the published ones: the shares of its
+classes are those of its distribution by construction, and chance in its accuracy is chance within classes (see
+`evaluation.true_spread`). With "iid" they are drawn.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +16,9 @@ import torch
 from torch import Tensor
 
 from fedtilt import seeds
+from fedtilt.data.dataset import Dataset
 from fedtilt.data.outliers import Outliers
-from fedtilt.data.sampling import holdout_size, stratified_mask
+from fedtilt.data.sampling import Split, holdout_size
 from fedtilt.errors import InputError
 
 PARTITIONS = ("classes", "dirichlet", "iid", "column")
@@ -162,12 +167,16 @@ def _check_clients(clients: int, samples: int) -> None:
 
 
 def split_validation(
-    labels: Tensor, index: Sequence[Tensor], max_train: int | None, validation: float, seed: int
+    data: Dataset, index: Sequence[Tensor], max_train: int | None, validation: float, seed: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Each client's training rows, at most `max_train`, and validation rows."""
+    """Each client's training rows, at most `max_train`, and validation rows, drawn as the data set says.
+
+    The rows that `max_train` keeps are drawn too, but not by groups or time.
+    """
     if max_train is None and not validation:
         return list(index), [rows[:0] for rows in index]
-    numbers = labels.numpy()
+    split, kept = _split_of(data), Split(how="proportional" if data.split == "proportional" else "random")
+    kept = replace(kept, strata=split.strata)
     train_index, validation_index = [], []
     for client, rows in enumerate(index):
         if not len(rows):  # another site's client
@@ -175,17 +184,22 @@ def split_validation(
             validation_index.append(rows)
             continue
         if max_train is not None and len(rows) > max_train:
-            rows = rows[_draw(numbers[rows.numpy()], max_train, seeds.key(seed, "max_train", client=client))]
-        count = holdout_size(len(rows), validation)
-        mask = _draw(numbers[rows.numpy()], count, seeds.key(seed, "validation", client=client))
+            rows = rows[_draw(kept, rows, max_train, seeds.key(seed, "max_train", client=client))]
+        mask = _draw(split, rows, holdout_size(len(rows), validation), seeds.key(seed, "validation", client=client))
         train_index.append(rows[~mask])
         validation_index.append(rows[mask])
     return train_index, validation_index
 
 
-def _draw(labels: np.ndarray, count: int, key: int) -> Tensor:
-    """A stratified mask of `count` samples."""
-    return torch.from_numpy(stratified_mask(labels, count, seeds.generator(key)))
+def _split_of(data: Dataset) -> Split:
+    """How the training rows of a data set are drawn from."""
+    group, time = (None if v is None else v.numpy() for v in (data.split_group_train, data.split_time_train))
+    return Split(how=data.split, strata=data.labels("train").numpy(), group=group, time=time)
+
+
+def _draw(split: Split, rows: Tensor, count: int, key: int) -> Tensor:
+    """A mask of `count` of these rows."""
+    return torch.from_numpy(split.of(rows.numpy()).draw(len(rows), count, seeds.generator(key)))
 
 
 def choose_clients_with_outliers(outliers: Outliers, clients: int, seed: int) -> Tensor:

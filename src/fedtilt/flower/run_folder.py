@@ -208,6 +208,7 @@ class ServerRunFolder:
             classes=class_names if is_by_class else [f"all {in_words(group)}"],
             group=group,
             has_outliers=self._info.has_outliers.nonzero()[:, 0].tolist(),
+            drawn=self._info.drawn,
             constants=constants_of(self._model, self._parts),
             model=self._info.model_description,
         )
@@ -274,6 +275,7 @@ class ServerRunFolder:
             return found
         return found | {  # what decides which rows of the sites' tables are training data
             "schema": schema.to_json(),
+            "split": self._info.drawn.split,
             "test_share": spec.data.test_share,
             "validation": spec.clients.validation,
             "max_train": spec.clients.max_train,

@@ -225,6 +225,7 @@ class Site:
             group=self.federation.label_group,
             has_outliers=has_outliers.nonzero()[:, 0].tolist(),
             about_data=self.federation.about_data,
+            drawn=self.federation.drawn,
             constants=constants_of(self._model, self.parts),
             model=model_description(self._recipe, data),
         )

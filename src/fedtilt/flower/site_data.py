@@ -76,7 +76,7 @@ def _single_site(data: Dataset, number: int, spec: Spec) -> Federation:
 
     labels = data.labels("train")
     train, validation = split_validation(
-        labels, index(len(data.y_train)), clients.max_train, clients.validation, spec.seed
+        data, index(len(data.y_train)), clients.max_train, clients.validation, spec.seed
     )
     return Federation(
         dataset=data,
@@ -87,6 +87,7 @@ def _single_site(data: Dataset, number: int, spec: Spec) -> Federation:
         test_index=index(len(data.y_test)),
         client_classes=[labels.unique()] * sites,
         has_outliers=torch.zeros(sites, dtype=torch.bool),
+        drawn=data.drawn_rows(),
     )
 
 

@@ -13,6 +13,7 @@ from fedtilt.data import Dataset, Schema
 from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Shape
 from fedtilt.data.naming import client_number
+from fedtilt.data.sampling import AS_GIVEN, DrawnRows, check_split
 from fedtilt.data.tables.reader import Source
 from fedtilt.data.targets import NumericTarget, Target
 from fedtilt.engine.initial_model import build_initial_model
@@ -49,6 +50,7 @@ class FederationInfo(NamedTuple):
     target: Target | None = None  # what the targets are; None: classes
     image: bool = False  # whether the samples are images
     left_out: tuple[int, ...] = ()  # sites that are not part of the run
+    drawn: DrawnRows = AS_GIVEN  # how the sites' test rows come about; of data functions, given
 
     @property
     def outputs(self) -> int:
@@ -195,6 +197,7 @@ class Task:
                 target=federation.target,
                 image=federation.dataset.image,
                 left_out=federation.left_out,
+                drawn=federation.drawn,
             )
         shape, target = self.input_shape, self.target
         classes = self.class_names if target is None else target.names
@@ -213,6 +216,7 @@ class Task:
             target=target,
             image=self.image,
             left_out=left_out_sites(resolved.spec),
+            drawn=AS_GIVEN if schema is None else _drawn_of_tables(resolved.spec, schema),
         )
 
     def model_source(self, resolved: ResolvedTask) -> ModelSource:
@@ -223,6 +227,12 @@ class Task:
         """The model with its initial weights and its parts, on the server."""
         net, parts = build_initial_model(self.model_source(resolved), info.input_shape, info.outputs, resolved.settings)
         return net, parts.keeping(resolved.method.local_names)
+
+
+def _drawn_of_tables(spec: Spec, schema: Schema) -> DrawnRows:
+    """How the test rows of the sites' tables come about."""
+    split = check_split(spec.data.split, time=schema.time, group=schema.split_group)
+    return AS_GIVEN if schema.split_column else DrawnRows(split, fixed_shares=split == "proportional")
 
 
 def left_out_sites(spec: Spec) -> tuple[int, ...]:

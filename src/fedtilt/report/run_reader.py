@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedtilt.data.groups import CLASS
+from fedtilt.data.sampling import DrawnRows
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.predictions import Predictions
@@ -29,6 +30,8 @@ from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.predictions import read_predictions
 from fedtilt.storage.provenance import check_run_folder, read_record
 from fedtilt.storage.run_folder import EARLY_STOP, baselines_folder, read_thresholds
+
+_OF_EARLIER_RUNS = DrawnRows("proportional", fixed_shares=True)  # which did not record it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,7 @@ class SeedRun:
     group: str = CLASS  # what the columns are: classes, ranges of the target, or a column of groups
     attackers: tuple[int, ...] = ()  # clients, which are not evaluated
     left_out: tuple[int, ...] = ()  # clients that have left: they have a number, and no data
+    drawn: DrawnRows = _OF_EARLIER_RUNS  # how the test rows came about
     about_data: tuple[str, ...] = ()  # warnings, and how the source was read
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)  # by method, of a rare class
     has_ended: bool = False  # early, by the stop rule of the run
@@ -63,6 +67,21 @@ class SeedRun:
     def sums(self, method: str) -> Tensor:
         """Sums (N, K) of the evaluated models: correct predictions, or errors."""
         return self.counts[method].evaluated
+
+    @property
+    def split(self) -> str:
+        """How the test rows were drawn."""
+        return self.drawn.split
+
+    @property
+    def fixed_shares(self) -> bool:
+        """Whether the shares of classes in each client's test rows are fixed."""
+        return self.drawn.fixed_shares
+
+    @property
+    def generated(self) -> bool:
+        """Whether another seed draws new data."""
+        return self.drawn.generated
 
     @property
     def clients(self) -> int:
@@ -242,6 +261,7 @@ def _read_federation(path: Path, clients: int, classes: int) -> dict[str, Any]:
         has_outliers[torch.tensor(record["has_outliers"], dtype=torch.long)] = True
         attackers, left_out = (tuple(map(int, record.get(key, ()))) for key in ("attackers", "left_out"))
         about_data = tuple(map(str, record.get("about_data", ())))
+        drawn = DrawnRows(**{key: record.get(key, value) for key, value in _OF_EARLIER_RUNS._asdict().items()})
     if (len(client_names), len(class_names)) != (clients, classes):
         raise InputError(
             f"{path} names {len(client_names)} clients and {len(class_names)} classes, "
@@ -250,7 +270,7 @@ def _read_federation(path: Path, clients: int, classes: int) -> dict[str, Any]:
     return {
         "client_names": client_names, "class_names": class_names, "has_outliers": has_outliers,
         "group": str(record.get("group", CLASS)), "attackers": attackers, "left_out": left_out,
-        "about_data": about_data,
+        "about_data": about_data, "drawn": drawn,
     }  # fmt: skip
 
 

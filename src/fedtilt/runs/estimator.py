@@ -90,7 +90,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             ["train"] * len(rows) + ["test"] * len(rows)
         )  # a federation has test data: here, all rows again
         data = table(
-            pa.concat_tables([rows, rows]).append_column(_SPLIT, sides), target=_TARGET, client=client, split=_SPLIT
+            pa.concat_tables([rows, rows]).append_column(_SPLIT, sides),
+            target=_TARGET,
+            client=client,
+            split_column=_SPLIT,
         )
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedtilt.data.sampling import DrawnRows
 from fedtilt.errors import InputError
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.files import interpreting, read_bytes, write_bytes, write_tensors
@@ -21,7 +22,10 @@ from fedtilt.parts import match_names, named_pieces
 from fedtilt.runs.trained_run import TrainedRun, read_trained_run
 from fedtilt.state import ClientState, ServerState
 
-_NOT_EXPORTED = ("clients", "has_outliers", "attackers", "left_out", "about_data", "group", "class_names")
+_NOT_EXPORTED = (
+    *("clients", "has_outliers", "attackers", "left_out", "about_data", "group", "class_names"),
+    *("drawn", *DrawnRows._fields),
+)
 _TOLERANCE = 1e-4  # of the outputs of ONNX Runtime, relative to the largest
 
 

@@ -238,6 +238,7 @@ def _describe(prepared: PreparedRun, recorder: Recorder) -> None:
         attackers=federation.attackers if isinstance(federation, AttackedFederation) else (),
         left_out=federation.left_out,
         about_data=federation.about_data,
+        drawn=federation.drawn,
         constants=_constants(prepared),
         model=model_description(prepared.recipe, federation.dataset),
         backend=prepared.backend.describe(),

@@ -10,6 +10,7 @@ from torch import nn
 
 from fedtilt.data import Dataset, Federation, Schema, images, leaf, load
 from fedtilt.data.corrections import corrected
+from fedtilt.data.sampling import check_split
 from fedtilt.data.tables.reader import Source
 from fedtilt.data.tables.table import Table, known_schema, open_table
 from fedtilt.engine.settings import TrainSettings
@@ -40,12 +41,13 @@ def dataset_of(spec: Spec, seed: int) -> Dataset:
             size=d.image_size,
             channels=d.image_channels,
             test_share=d.test_share,
+            split=d.split,
             seed=seed,
             cache=Path(d.folder) / "images" if d.folder else None,
         )
     if d.leaf:
-        return leaf(d.leaf)
-    return load(d.name, d.folder or None, seed=seed, labels=d.labels)
+        return replace(leaf(d.leaf), split=check_split(d.split))
+    return load(d.name, d.folder or None, seed=seed, labels=d.labels, split=d.split)
 
 
 def table_of(spec: Spec, source: Source | None = None, site: int | None = None) -> Table:

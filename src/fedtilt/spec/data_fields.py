@@ -13,7 +13,7 @@ _ANNOTATIONS = tuple(
     label for entry in CATALOG.values() if entry.annotations is not None for label in entry.annotations.labels
 )
 _ONLY_OF = {  # key → the data that it is about, and what to do without
-    **dict.fromkeys((*OF_TABLE, "schema"), (("file",), "name the table it is in")),
+    **dict.fromkeys((*(key for key in OF_TABLE if key != "split"), "schema"), (("file",), "name the table it is in")),
     **dict.fromkeys(("image_size", "image_channels"), (("images",), "name the folder they are in")),
     "test_share": (("file", "images"), "leave it out"),
 }

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from fedtilt.data.groups import CLASS
+from fedtilt.data.sampling import DrawnRows
 from fedtilt.data.targets import LabelTarget, NumericTarget
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.errors import InputError
@@ -140,13 +141,14 @@ class RunFolder:
         self, *, clients: Sequence[str], classes: Sequence[str], has_outliers: Sequence[int], group: str = CLASS,
         attackers: Sequence[int] = (), left_out: Sequence[int] = (), about_data: Sequence[str] = (),
         constants: Mapping[str, Tensor] | None = None, model: Mapping[str, Any] | None = None,
-        backend: str | None = None,
+        backend: str | None = None, drawn: DrawnRows,
     ) -> None:  # fmt: skip
-        """Write names, model and backend for reports and exports.
+        """Write names, how rows were drawn, model and backend for reports and exports.
 
         `classes` are the names of the columns of counts, which are classes unless `group` says otherwise.
         """
         names: dict[str, Any] = {"clients": list(clients), "classes": list(classes), "has_outliers": list(has_outliers)}
+        names |= drawn._asdict()
         names |= {} if group == CLASS else {"group": group}
         names |= {"attackers": list(attackers)} if attackers else {}
         names |= {"left_out": list(left_out)} if left_out else {}

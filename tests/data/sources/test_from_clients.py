@@ -354,9 +354,9 @@ def numbers(n, first=0.0):
 
 
 def test_numbers_as_targets():
-    """Arrays, data sets, PyTorch's and Hugging Face's, with the split in proportion to each client's quarters."""
+    """Arrays, data sets, PyTorch's and Hugging Face's; proportional rows are of each client's quarters."""
     x, y = numbers(16)
-    fed = Federation.from_clients([(x, y), (x + 2, y + 100)], task="regression")
+    fed = Federation.from_clients([(x, y), (x + 2, y + 100)], task="regression", split="proportional")
     data = fed.dataset
     assert (data.task, fed.outputs) == ("regression", 1)
     assert data.y_train.dtype == torch.float32

@@ -43,8 +43,10 @@ def test_class_folders(tmp_path, cache):
     assert (data.class_names, data.client_names, data.image) == (("cat", "dog"), None, True)
     assert torch.equal(data.y_train, (data.x_train[:, 0, 0, 0] >= 10).long())
     assert sorted(torch.cat([data.x_train, data.x_test])[:, 2, 3, 5].tolist()) == [0, 1, 2, 3, 10, 11, 12, 13]
-    assert data.y_test.tolist() == [0, 1]  # stratified
-    assert sorted(Federation.build(data, clients=1, partition="iid").row_names(0))[:2] == ["cat/0.png", "cat/1.png"]
+    proportional = images(tmp_path / "pets", split="proportional")
+    assert proportional.y_test.tolist() == [0, 1]
+    assert [data.drawn_rows().split, proportional.drawn_rows().split] == ["random", "proportional"]
+    assert sorted(Federation.build(data, clients=1, partition="iid").row_names(0))[:2] == ["cat/2.png", "cat/3.png"]
 
 
 def test_tiny_imagenet_is_read_as_published(tmp_path, cache):
@@ -169,8 +171,8 @@ def test_nothing_is_left_behind_by_a_broken_image(tmp_path, cache):
 @pytest.mark.parametrize(
     ("image", "settings", "message"),
     [
-        ({"size": (5, 6)}, {}, r"dog/9.png has 5 × 6 pixels, but .*cat/0.png has 4 × 6; resize all with size"),
-        ({"mode": "L"}, {}, r"dog/9.png has 1 channels, but .*cat/0.png has 3; convert all with channels = 1"),
+        ({"size": (5, 6)}, {}, r"dog/9.png has 5 × 6 pixels, but .*cat/2.png has 4 × 6; resize all with size"),
+        ({"mode": "L"}, {}, r"dog/9.png has 1 channels, but .*cat/2.png has 3; convert all with channels = 1"),
         ({"mode": "F"}, {}, r"dog/9.tiff has more than 16 bits per pixel \(mode F\); save it with 8 or 16"),
         ({"size": (5, 6)}, {"size": 8}, None),
         ({"mode": "L"}, {"channels": 3}, None),

@@ -123,7 +123,7 @@ def test_labels_in_several_words(words):
     parts = {"north": frame(seed=0).assign(ill=words * 40), "south": frame(seed=1)}
     data = table(parts, target="ill")
     assert data.class_names == ("no", "yes")
-    assert data.y_train.bincount().tolist() == [120, 60]
+    assert torch.cat([data.y_train, data.y_test]).bincount().tolist() == [160, 80]
     settings = TableSettings(target="ill")
     sites = [open_table(part, settings, site=n) for n, part in enumerate(parts.values())]
     schema = merge([site.site_summary(None, 0) for site in sites], settings and sites[0].schema)
@@ -271,7 +271,7 @@ def test_numbers_that_may_mean_unknown():
         assert f"; if it means unknown, set missing = ['{text}']" in found
     coded = rows.assign(age=[-9 if n % 6 == 0 else 20 + n % 60 for n in range(120)])  # not far enough to be certain
     assert about(table(coded, target="ill")) == (
-        "column 'age' has -9 in 16 training rows, and all others are in 21 to 79; if it means unknown, set missing = "
+        "column 'age' has -9 in 14 training rows, and all others are in 21 to 79; if it means unknown, set missing = "
         "['-9']",
     )
     for usual in (

@@ -39,7 +39,7 @@ def test_numbers_are_standardised_as_numpy_does():
     rng = np.random.default_rng(1)
     x, fold = rng.normal(3, [1, 10, 1e-3], (200, 3)), rng.choice(["train", "train", "test"], 200)
     frame = pandas.DataFrame(x, columns=["a", "b", "c"]).assign(y=np.arange(200) % 2, fold=fold)
-    data = table(frame, target="y", split="fold")
+    data = table(frame, target="y", split_column="fold")
     train = x[fold == "train"]
     expected = torch.from_numpy(((x - train.mean(axis=0)) / train.std(axis=0)).astype(np.float32))
     assert torch.equal(data.x_train, expected[fold == "train"])

@@ -36,7 +36,7 @@ def pooled(frames):
     return pandas.concat([f.assign(hospital=n) for f, n in zip(frames, names, strict=True)], ignore_index=True)
 
 
-@pytest.mark.parametrize("settings", [{}, {"split_group": "patient"}, {"split_time": "admitted"}])
+@pytest.mark.parametrize("settings", [{}, {"split_group": "patient"}, {"time": "admitted"}, {"split": "proportional"}])
 def test_sites_have_the_schema_and_the_samples_of_the_simulators_clients(settings):
     frames = hospitals()
     drop = [] if "split_group" in settings else ["patient"]

@@ -61,7 +61,7 @@ def test_a_feature_that_is_constant_in_training_is_0_everywhere(constant):
     fold = ["train"] * 30 + ["test"] * 10
     same = [constant] * 39 + [2 * constant + 0.1]  # a test row may differ
     frame = pandas.DataFrame({"same": same, "n": range(40), "y": [0, 1] * 20, "fold": fold})
-    data = table(frame, target="y", split="fold")
+    data = table(frame, target="y", split_column="fold")
     assert data.schema.column("same").deviation == 0
     assert not data.x_train[:, 0].any()
     assert not data.x_test[:, 0].any()
@@ -168,7 +168,7 @@ def test_bad_tables_name_row_and_column(tmp_path, text, message):
 
 
 @pytest.mark.parametrize("value", ["inf", "-inf"])
-@pytest.mark.parametrize("role", ["feature", "constant", "weight", "split_time"])
+@pytest.mark.parametrize("role", ["feature", "constant", "weight", "time"])
 @pytest.mark.parametrize("side", ["train", "test"])
 def test_an_infinite_number_is_refused_in_every_row_and_column(tmp_path, value, role, side):
     """Statistics are of training rows alone; an infinite number in a test row is found too."""
@@ -177,8 +177,8 @@ def test_an_infinite_number_is_refused_in_every_row_and_column(tmp_path, value, 
     lines[number] = f"{value}," + lines[number].split(",", 1)[1]
     path = write(tmp_path, "\n".join(["dose,age,well,side", *lines]))
     message = rf"has '{value}' in row {number + 2}, column 'dose', but features are finite numbers"
-    roles = {role: "dose"} if role in ("weight", "split_time") else {}
-    split = {} if role == "split_time" else {"split": "side"}
+    roles = {role: "dose"} if role in ("weight", "time") else {}
+    split = {} if role == "time" else {"split_column": "side"}
     with pytest.raises(InputError, match=message):
         table(path, target="well", **roles, **split)
     if not roles:

@@ -1,6 +1,7 @@
 """The data sets that can be loaded by name. A new one is a file with its entry and reader, and a line here."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from fedtilt.data.dataset import Dataset
@@ -11,6 +12,7 @@ from fedtilt.data.published.entry import Entry, data_folder, find_archive, find_
 from fedtilt.data.published.federations import FEDERATIONS
 from fedtilt.data.published.mnist import FASHION_MNIST, MNIST
 from fedtilt.data.published.toy import TOYS
+from fedtilt.data.sampling import check_split
 from fedtilt.errors import InputError
 
 CATALOG: dict[str, Entry] = {
@@ -35,8 +37,9 @@ def entry(name: str) -> Entry:
 
 
 def load(
-    name: str, folder: str | os.PathLike[str] | None = None, *, seed: int = 0, labels: str | None = None
-) -> Dataset:
+    name: str, folder: str | os.PathLike[str] | None = None, *, seed: int = 0, labels: str | None = None,
+    split: str | None = None,
+) -> Dataset:  # fmt: skip
     """Read a data set of the catalogue.
 
     Args:
@@ -45,12 +48,18 @@ def load(
         seed: the seed that generates a toy, or draws the test rows of a real-world federation; the others ignore it
         labels: of CIFAR-10 and CIFAR-100: the labels of CIFAR-N's annotators that training samples get, such as
             "worse_label" or "noisy_label"; the true ones are known to `Federation.outlier_mask`; default: the true ones
+        split: how validation data, and the test rows of a real-world federation, are drawn: "random" or with the
+            classes in proportion ("proportional"); default: at random
 
     >>> load("toy-1").input_shape
     (2,)
     """
     known = entry(name)
-    data = known.reader(known, data_folder(folder), seed)
+    how = check_split(split)
+    if known.sites is not None:
+        data = known.reader(known, data_folder(folder), seed, how)
+    else:
+        data = replace(known.reader(known, data_folder(folder), seed), split=how)
     return data if labels is None else with_annotations(known, data, data_folder(folder), labels)
 
 

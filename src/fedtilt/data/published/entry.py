@@ -55,7 +55,8 @@ class Entry:
 
     name: str  # for `load`
     description: str  # what the samples are, in a few words
-    reader: Callable[["Entry", Path, int], Dataset]  # of the entry, the data folder, and a seed for generated data
+    # of the entry, the data folder, a seed for generated data and, of a table of sites, how its test rows are drawn
+    reader: Callable[..., Dataset]
     train: int  # the number of training samples
     test: int  # the number of test samples
     classes: int  # the number of classes

@@ -59,14 +59,14 @@ class SiteTable:
         return frame
 
 
-def read_site_table(entry: Entry, folder: Path, seed: int) -> Dataset:
+def read_site_table(entry: Entry, folder: Path, seed: int, split: str) -> Dataset:
     """The table as a data set, of which the seed draws a quarter of every client's rows as test data."""
     from fedtilt.data.tables.table import table  # late: it imports Arrow
 
     known = TABLES[entry.name]
     dataset = table(
         known.frame(entry.name), target=known.target, client=known.client, group=known.group, drop=known.drop,
-        split_group=known.together, drop_unlabelled=True, seed=seed,
+        split_group=known.together, split=split, drop_unlabelled=True, seed=seed,
     )  # fmt: skip
     return replace(dataset, name=entry.name)
 

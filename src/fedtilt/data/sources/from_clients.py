@@ -29,14 +29,15 @@ from fedtilt.errors import InputError
 
 def read_clients(
     data: Mapping[str, Any] | Iterable[Any], names: Iterable[object] | None, *, name: str,
-    class_names: Sequence[str] | None, task: str | None, test_share: float | None, seed: int, **columns: Any,
+    class_names: Sequence[str] | None, task: str | None, test_share: float | None, split: str | None, seed: int,
+    **columns: Any,
 ) -> Dataset:  # fmt: skip
     """One data set of every client's data; see `Federation.from_clients`."""
     values = {client: without_streaming(value) for client, value in _name_clients(data, names).items()}
     if task is not None:
         check_task(task)
     if any(map(_is_table, values.values())):
-        return _read_tables(values, name, class_names, test_share, seed, columns | {"task": task})
+        return _read_tables(values, name, class_names, test_share, seed, columns | {"task": task, "split": split})
     _check_tasks(values, task)
     parts = {client: _train_and_test(value, f"client {client!r}") for client, value in values.items()}
     all_parts = [part for pair in parts.values() for part in pair if part is not None]
@@ -55,7 +56,7 @@ def read_clients(
         )
         for client, (train, test) in parts.items()
     ]
-    dataset = make_dataset(clients, name, class_names=class_names, test_share=test_share, seed=seed)
+    dataset = make_dataset(clients, name, class_names=class_names, test_share=test_share, split=split, seed=seed)
     warnings = [
         f"client {client!r}: {text}"
         for client, value in values.items()
@@ -86,9 +87,9 @@ def _read_tables(
         single = next((client for client in values if client not in pairs), None)
         if single is not None:
             raise InputError(f"client {single!r} has no test data, but client {pairs[0]!r} has; give it to all or none")
-        if test_share is not None or "split" in columns:
-            raise InputError(f"client {pairs[0]!r} has its own test data; leave test_share and split out")
-        settings["split"] = "split"
+        if test_share is not None or "split_column" in columns:
+            raise InputError(f"client {pairs[0]!r} has its own test data; leave test_share and split_column out")
+        settings["split_column"] = "split"
         values = {client: _join_frames(f"client {client!r}", *value) for client, value in values.items()}
     return replace(table(values, seed=seed, **settings), name=name)
 

@@ -54,6 +54,7 @@ def from_huggingface(
     class_names: Sequence[str] | None = None,
     task: str = "classification",
     test_share: float | None = None,
+    split: str | None = None,
     seed: int = 0,
 ) -> Dataset:
     """Read a Hugging Face dataset of images, tokens or arrays as a data set.
@@ -71,7 +72,9 @@ def from_huggingface(
         class_names: all classes in order; default: those of the ClassLabel column, else the labels that occur
         task: "classification"; "regression" if the labels are numbers to predict, "language" if a row has a token for
             each position, "multilabel" if it has 0 or 1 for each label
-        test_share: the share of the samples that is test data, with the classes in proportion; default: 0.25
+        test_share: the share of the samples that is test data; default: 0.25
+        split: how test and validation data are drawn, "random" or with the classes in proportion ("proportional");
+            default: at random
         seed: the seed that draws the test data
     """
     check_task(task)
@@ -89,7 +92,13 @@ def from_huggingface(
     if client is not None:
         clients = _by_client(clients[0], train, test, client)
     made = make_dataset(
-        clients, name, class_names=class_names, test_share=test_share, seed=seed, keep_clients=client is not None
+        clients,
+        name,
+        class_names=class_names,
+        test_share=test_share,
+        split=split,
+        seed=seed,
+        keep_clients=client is not None,
     )
     notes = split_warnings(data)
     return replace(made, warnings=notes) if notes else made

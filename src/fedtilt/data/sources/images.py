@@ -15,7 +15,7 @@ from fedtilt import checks
 from fedtilt.data.dataset import Dataset, split_dataset
 from fedtilt.data.naming import sort_names
 from fedtilt.data.published.entry import data_folder
-from fedtilt.data.sampling import check_test_share, draw_test_data
+from fedtilt.data.sampling import Split, check_split, check_test_share, draw_test_data
 from fedtilt.data.sources.image_cache import MODES, decode_images, natural_mode, pillow
 from fedtilt.errors import InputError
 from fedtilt.files import local_path, reading
@@ -34,6 +34,7 @@ def images(
     size: int | Sequence[int] | None = None,
     channels: int | None = None,
     test_share: float | None = None,
+    split: str | None = None,
     seed: int = 0,
     cache: str | os.PathLike[str] | None = None,
 ) -> Dataset:
@@ -48,8 +49,9 @@ def images(
         source: the folder, or the manifest
         size: height and width to resize all images to, or one number for both; default: they all have the same
         channels: 1 (grey), 3 (colour) or 4 (with transparency) to convert to; default: they all have the same
-        test_share: the share of each client's images that is test data, with the classes in proportion, if the source
-            has no test images; default: 0.25
+        test_share: the share of each client's images that is test data, if the source has no test images; default: 0.25
+        split: how test and validation data are drawn, "random" or with the classes in proportion ("proportional");
+            default: at random
         seed: the seed that draws the test data
         cache: the folder of decoded images; default: `images` in the data folder (FEDTILT_DATA, else
             ~/.cache/fedtilt); it may be deleted at any time
@@ -65,7 +67,9 @@ def images(
     client = np.array([client_number[file.client] if file.client is not None else 0 for file in files], np.int64)
     given = files[0].split is not None
     share = check_test_share(test_share, seed, given=given)
-    test = np.array([file.split == "test" for file in files]) if given else draw_test_data(y, client, share, seed)
+    how = check_split(split)
+    drawn = Split(how=how, strata=y)
+    test = np.array([file.split == "test" for file in files]) if given else draw_test_data(drawn, client, share, seed)
     order = np.argsort(test, kind="stable")  # training images first: both splits are views of the file
     folder = data_folder() / "images" if cache is None else Path(cache).expanduser()
     x = decode_images([files[i].path for i in order], target_size, channels, folder)
@@ -83,6 +87,8 @@ def images(
         client_names=client_names or None,
         row_names=[os.path.relpath(file.path, base) for file in files],
         warnings=_stray_warnings(strays),
+        split=how,
+        test_drawn=not given,
     )
 
 

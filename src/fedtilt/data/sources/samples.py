@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtilt.data.dataset import Dataset, split_dataset
 from fedtilt.data.inputs import Inputs, concatenate, named_tensors, take
 from fedtilt.data.naming import RowNames, SampleRows, sort_names
-from fedtilt.data.sampling import check_test_share, draw_test_data, quarters
+from fedtilt.data.sampling import Split, check_split, check_test_share, draw_test_data, quarters
 from fedtilt.data.targets import IGNORED, TARGETS, LabelTarget
 from fedtilt.errors import InputError
 
@@ -198,6 +198,7 @@ def make_dataset(
     *,
     class_names: Sequence[str] | None = None,
     test_share: float | None = None,
+    split: str | None = None,
     seed: int = 0,
     keep_clients: bool = True,
 ) -> Dataset:
@@ -228,7 +229,8 @@ def make_dataset(
     without_test = np.array([client.test is None for client in clients])
     labels, client = y[:count].numpy(), owner[:count].numpy()
     strata = labels if classes else quarters(labels, client) if labels.ndim == 1 else np.zeros(len(labels), np.int64)
-    drawn = draw_test_data(strata, client, share, seed) & without_test[client]
+    how = check_split(split)
+    drawn = draw_test_data(Split(how=how, strata=strata), client, share, seed) & without_test[client]
     sides: dict[str, Tensor | slice] = {"train": slice(0, count), "test": slice(count, None)}
     if drawn.any():
         sides = {
@@ -247,6 +249,8 @@ def make_dataset(
         client_names=tuple(client.name for client in clients) if keep_clients else None,
         group_names=group_names or None,
         row_names=RowNames([part.rows for part in parts]),
+        split=how,
+        test_drawn=bool(without_test.all()),
     )
 
 

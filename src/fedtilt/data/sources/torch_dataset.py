@@ -26,6 +26,7 @@ def from_torch(
     class_names: Sequence[str] | None = None,
     task: str = "classification",
     test_share: float | None = None,
+    split: str | None = None,
     seed: int = 0,
 ) -> Dataset:
     """Read a PyTorch dataset, such as torchvision's, or a DataLoader as a data set.
@@ -43,7 +44,9 @@ def from_torch(
         class_names: all classes in order; default: `train.classes`, else the labels that occur
         task: "classification"; "regression" if the labels are numbers to predict, "language" if a sample has a token
             for each position, "multilabel" if it has 0 or 1 for each label
-        test_share: the share of the samples that is test data, with the classes in proportion; default: 0.25
+        test_share: the share of the samples that is test data; default: 0.25
+        split: how test and validation data are drawn, "random" or with the classes in proportion ("proportional");
+            default: at random
         seed: the seed that draws the test data
 
     >>> import torch
@@ -57,7 +60,9 @@ def from_torch(
         test=None if test is None else read_torch(test, "the test data", target, class_names, task),
     )
     name = name or type(getattr(train, "dataset", train)).__name__
-    return make_dataset([samples], name, class_names=class_names, test_share=test_share, seed=seed, keep_clients=False)
+    return make_dataset(
+        [samples], name, class_names=class_names, test_share=test_share, split=split, seed=seed, keep_clients=False
+    )
 
 
 def is_torch(data: object) -> bool:

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from fedtilt.data.naming import sort_names
-from fedtilt.data.sampling import DEFAULT_TEST_SHARE, QUARTERS, check_test_share, draw_test_data, quarters
+from fedtilt.data.sampling import DEFAULT_TEST_SHARE, Split, check_test_share, draw_test_data, quarters
 from fedtilt.data.tables.cells import SchemaMismatch
 from fedtilt.data.tables.reader import TableReader
 from fedtilt.data.tables.schema import Schema
@@ -24,7 +25,7 @@ from fedtilt.errors import InputError
 
 
 class LabelledRows(NamedTuple):
-    """The rows of a table: class or number, client, and which are training data."""
+    """The rows of a table: class or number, client, which are training data, and what further draws need."""
 
     labels: np.ndarray  # (n,) classes or, with regression, numbers
     class_names: tuple[str, ...]  # empty with regression
@@ -32,10 +33,12 @@ class LabelledRows(NamedTuple):
     client_names: tuple[str, ...] | None
     train: np.ndarray  # positions
     test: np.ndarray
+    group: np.ndarray | None  # of the rows that stay on one side
+    time: np.ndarray | None
 
 
 def label_rows(
-    reader: TableReader, schema: Schema, site: int | None, test_share: float | None, seed: int,
+    reader: TableReader, schema: Schema, how: str, site: int | None, test_share: float | None, seed: int,
     drop_unlabelled: bool = False, leave_out: Sequence[str] = (),
 ) -> LabelledRows:  # fmt: skip
     """Read the columns that are no features of a site's rows, or of all, and split the rows.
@@ -43,7 +46,7 @@ def label_rows(
     Rows without a label, with `drop_unlabelled`, and those of clients in `leave_out` are neither training nor test
     data; the numbers of the other clients do not change.
     """
-    test_share = check_test_share(test_share, seed, given=schema.split is not None)
+    test_share = check_test_share(test_share, seed, given=schema.split_column is not None)
     if len(reader) < 2:
         raise InputError(f"table {reader.name} has 1 row below its header; it needs at least 2")
     if schema.target is None:
@@ -69,16 +72,40 @@ def label_rows(
         client, client_names = _with_names(client, client_names, leave_out)
         labelled = labelled[~np.isin(client[labelled], [client_names.index(name) for name in leave_out])]
     owner = np.full(len(labels), site or 0) if client is None else client
-    strata, names = labels[labelled], class_names
-    if schema.is_regression:
-        strata, names = quarters(strata, owner[labelled]), QUARTERS
-    test = draw_test_rows(reader, schema, strata, names, owner[labelled], test_share, seed, labelled)
-    if site is None and schema.split is not None and (test.all() or not test.any()):
-        side = "test" if test.all() else "train"
+    group = time = None
+    if schema.split_group is not None:
+        codes, names = read_names(reader, schema.split_group)
+        group = _ranks(names)[codes]  # the same order of groups in a site's table as in that of all
+    if schema.time is not None:
+        time = _times(reader, schema.time, labelled)
+    if schema.split_column is not None:
+        test = _by_column(reader, schema.split_column)[labelled]
+        if site is None and (test.all() or not test.any()):
+            side = "test" if test.all() else "train"
+            raise InputError(
+                f"split_column = {schema.split_column!r} has only {side!r} in {reader.name}; mark some rows train and "
+                "some test"
+            )
+    else:
+        ranks = labels if schema.is_regression else _ranks(class_names)[labels]
+        strata = quarters(labels[labelled], owner[labelled]) if schema.is_regression else ranks[labelled]
+        split = Split(how=how, group=group, time=time).of(labelled)
+        test = draw_test_data(replace(split, strata=strata), owner[labelled], test_share, seed)
+        if group is not None:
+            _check_groups(reader, schema, group, labelled, test)
+    return LabelledRows(labels, class_names, client, client_names, labelled[~test], labelled[test], group, time)
+
+
+def _check_groups(
+    reader: TableReader, schema: Schema, group: np.ndarray, rows: np.ndarray, test: np.ndarray
+) -> None:  # fmt: skip
+    """Raise InputError if a group has rows of several clients, some of them training and some test data."""
+    if len(shared := np.intersect1d(group[rows[test]], group[rows[~test]])):
+        row = reader.rows[int(rows[np.flatnonzero(group[rows] == shared[0])[0]])]
         raise InputError(
-            f"split = {schema.split!r} has only {side!r} in {reader.name}; mark some rows train and some test"
+            f"split_group = {schema.split_group!r} has a value with rows of several clients in {reader.name}, such as "
+            f"that of {row}; every client's rows are split by themselves, so give its rows one client"
         )
-    return LabelledRows(labels, class_names, client, client_names, labelled[~test], labelled[test])
 
 
 def _read_labels(
@@ -147,36 +174,6 @@ def _check_one_client(reader: TableReader, client: str | None) -> None:
 _SIDES = {"train": False, "training": False, "test": True, "testing": True}
 
 
-def draw_test_rows(
-    reader: TableReader, schema: Schema, labels: np.ndarray, class_names: Sequence[str], client: np.ndarray,
-    share: float, seed: int, rows: np.ndarray,
-) -> np.ndarray:  # fmt: skip
-    """A mask of the test rows among some rows: from the split column, else drawn client by client.
-
-    A client's test rows depend on its own rows alone, so that a site draws what the simulator draws for its client.
-    """
-    if schema.split is not None:
-        return _by_column(reader, schema.split)[rows]
-    labels = _ranks(class_names)[labels]
-    if schema.split_time is not None:
-        time = _times(reader, schema.split_time)[rows]
-        return draw_test_data(labels, client, share, seed, lambda own, count, rng: by_time(time[own], count))
-    if schema.split_group is None:
-        return draw_test_data(labels, client, share, seed)
-    codes, names = read_names(reader, schema.split_group)
-    group = _ranks(names)[codes][rows]
-    test = draw_test_data(
-        labels, client, share, seed, lambda own, count, rng: by_group(group[own], labels[own], count, rng)
-    )
-    if len(shared := np.intersect1d(group[test], group[~test])):
-        row = reader.rows[int(rows[np.flatnonzero(group == shared[0])[0]])]
-        raise InputError(
-            f"split_group = {schema.split_group!r} has a value with rows of several clients in {reader.name}, such as "
-            f"that of {row}; every client's rows are split by themselves, so give its rows one client"
-        )
-    return test
-
-
 def _ranks(names: Sequence[str]) -> np.ndarray:
     """The rank of each name: numbers by value, no and yes, then texts; the ranks of some names are in the same order.
 
@@ -193,60 +190,26 @@ def _ranks(names: Sequence[str]) -> np.ndarray:
     return ranks
 
 
-def describe_split(schema: Schema, share: float | None, seed: int) -> str:
+def describe_split(schema: Schema, how: str, share: float | None, seed: int) -> str:
     """The split in words."""
     share = DEFAULT_TEST_SHARE if share is None else share
-    if schema.split is not None:
-        return f"as column {schema.split!r} says"
-    if schema.split_time is not None:
-        return f"the newest {100 * share:g} % of each client's rows by {schema.split_time!r} are test data"
+    if schema.split_column is not None:
+        return f"as column {schema.split_column!r} says"
+    if how == "time":
+        return f"the newest {100 * share:g} % of each client's rows by {schema.time!r} are test data"
+    drawn = "drawn at random"
+    if how == "proportional":
+        drawn += f" with the {'quarters of the target' if schema.is_regression else 'classes'} in proportion"
     together = "" if schema.split_group is None else f", all rows of a {schema.split_group!r} on one side"
-    strata = "target" if schema.is_regression else "class"
-    return f"{100 * share:g} % of each client's rows are test data, stratified by {strata}{together} (seed {seed})"
+    return f"{100 * share:g} % of each client's rows are test data, {drawn}{together} (seed {seed})"
 
 
-def by_group(group: np.ndarray, labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """A mask of about `count` rows, with the classes about in proportion and every group on one side.
-
-    Groups are visited in random order; one goes to the test side if that brings its class counts closer to the goal.
-
-    >>> group, labels = np.array([0, 0, 1, 1, 2, 2, 3, 3]), np.array([0, 0, 1, 1, 0, 0, 1, 1])
-    >>> by_group(group, labels, 4, np.random.default_rng(0)).sum()
-    np.int64(4)
-    """
-    _, labels = np.unique(labels, return_inverse=True)
-    _, group = np.unique(group, return_inverse=True)
-    counts = np.zeros((group.max() + 1, labels.max() + 1))
-    np.add.at(counts, (group, labels), 1)
-    goal = counts.sum(0) * (count / len(labels))
-    chosen, reached = np.zeros(len(counts), bool), np.zeros_like(goal)
-    for number in rng.permutation(len(counts)):
-        after = reached + counts[number]
-        closer = np.square(after - goal).sum() < np.square(reached - goal).sum()
-        if closer and chosen.sum() < len(counts) - 1:
-            chosen[number], reached = True, after
-    if count and not chosen.any() and len(counts) > 1:
-        chosen[int(counts.sum(1).argmin())] = True  # every group is larger than the goal
-    return np.asarray(chosen[group])
-
-
-def by_time(time: np.ndarray, count: int) -> np.ndarray:
-    """A mask of the newest rows: at least `count`, because rows of one time stay together; never all.
-
-    >>> by_time(np.array([3.0, 1.0, 2.0, 2.0]), 2).tolist()
-    [True, False, True, True]
-    """
-    if not count:
-        return np.zeros(len(time), bool)
-    test = time >= np.sort(time)[len(time) - count]
-    return test if not test.all() else time > time.min()
-
-
-def _times(reader: TableReader, name: str) -> np.ndarray:
+def _times(reader: TableReader, name: str, rows: np.ndarray) -> np.ndarray:
+    """The time of every row; those that are used must have one."""
     cells = read_column(reader, name)
     if cells.kind not in ("date", "number") or cells.values is None:
-        raise InputError(f"split_time = {name!r} is a {cells.kind} in {reader.name}; name a column of dates or numbers")
-    missing = np.flatnonzero(np.isnan(cells.values))
+        raise InputError(f"time = {name!r} is a {cells.kind} in {reader.name}; name a column of dates or numbers")
+    missing = rows[np.isnan(cells.values[rows])]
     if len(missing):
         row = reader.rows[int(missing[0])]
         raise InputError(f"table {reader.name} has an empty cell in {row}, column {name!r}; fill it or drop the row")

@@ -23,7 +23,8 @@ from fedtilt.files import read_json, read_metadata, write_bytes
 KINDS = ("number", "yes/no", "category", "date", "ignore", "identifier")
 NUMERIC = ("number", "yes/no", "date")  # kinds with a mean and a deviation
 TEXT_KINDS = ("category", "ignore", "identifier")
-_MAY_BE_INPUTS = ("split_time", "group")  # roles of columns
+_MAY_BE_INPUTS = ("time", "group")  # roles of columns
+_FORMER_ROLES = {"split": "split_column", "split_time": "time"}  # in files of fedtilt 0.2 and before
 VERSION = 1
 MIN_COUNT = 5
 _HOW_WRITTEN = ("format", "decimal", "unit", "missing")  # that a column may lack
@@ -158,9 +159,9 @@ class Schema:
         client: the column of the clients
         group: the columns of groups, such as sex
         weight: the column of the samples' weights
-        split: a column with train and test in it
+        split_column: a column with train and test in it
         split_group: a column whose rows with the same value stay on one side of the split
-        split_time: a column of times; each client's newest rows are test data
+        time: a column of times; each client's newest rows are test data
         min_count: the number of rows at one client that gives a category an input of its own
         files: how the files are written, for those of new rows too
 
@@ -176,9 +177,9 @@ class Schema:
     client: str | None = None
     group: tuple[str, ...] = ()
     weight: str | None = None
-    split: str | None = None
+    split_column: str | None = None
     split_group: str | None = None
-    split_time: str | None = None
+    time: str | None = None
     min_count: int = MIN_COUNT
     files: Files = dataclasses.field(default_factory=Files)
 
@@ -233,7 +234,7 @@ class Schema:
     @property
     def text_columns(self) -> tuple[str, ...]:
         """The columns to read as they are written: 01 and 1 are two names."""
-        numbers = ("weight", "split_time", *(["target"] if self.is_regression else []))  # groups are text and inputs
+        numbers = ("weight", "time", *(["target"] if self.is_regression else []))  # groups are text and inputs
         names = [name for role, name in self.roles if role not in numbers]
         return (*names, *(column.name for column in self.columns if column.kind == "category"))
 
@@ -267,6 +268,7 @@ class Schema:
         if values.get("version") != VERSION:
             raise InputError(f"its version is {values.get('version')!r}; this fedtilt reads version {VERSION}")
         known = [*ROLES, "task", "classes", "numbers", "min_count", "files"]
+        values = {_FORMER_ROLES.get(key, key): value for key, value in values.items()}
         for key in values:
             if key not in (*known, "version", "columns"):
                 raise InputError(f"it has the unknown key {key!r}; a schema has {', '.join([*known, 'columns'])}")

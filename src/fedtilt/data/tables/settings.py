@@ -5,10 +5,11 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from fedtilt.config.setting_fields import Name, check_value, default_of, setting
+from fedtilt.data.sampling import SPLITS, check_split
 from fedtilt.data.tables.text_values import DECIMALS
 from fedtilt.errors import InputError
 
-ROLES = ("target", "client", "group", "weight", "split", "split_group", "split_time")
+ROLES = ("target", "client", "group", "weight", "split_column", "split_group", "time")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +122,16 @@ class _Roles:
         allowed="a column of file",
     )
     drop: tuple[Name, ...] = setting((), "columns to ignore", allowed='a list of columns of file, such as ["id"]')
+    split: str | None = setting(
+        None,
+        "how test and validation data are drawn from each client's rows: at random, with the classes in proportion "
+        'and rounded without bias (proportional), or the newest rows (time); default: "time" if time names a column, '
+        'else "random"',
+        choices=SPLITS,
+        example="proportional",
+    )
     drop_unlabelled: bool = setting(False, "whether to drop rows without a label; otherwise they are an error")
-    split: Name | None = setting(
+    split_column: Name | None = setting(
         None,
         "a column with train and test in it; default: test data is drawn",
         example="fold",
@@ -130,13 +139,14 @@ class _Roles:
     )
     split_group: Name | None = setting(
         None,
-        "a column, such as the patient, whose rows with the same value are all training or all test data",
+        "a column, such as the patient, whose rows with the same value are all training, all validation or all test "
+        "data",
         example="patient",
         allowed="a column of file",
     )
-    split_time: Name | None = setting(
+    time: Name | None = setting(
         None,
-        "a column of times; the newest rows of each client are test data",
+        'the column of the times, with split "time"',
         example="admitted",
         allowed="a column of file",
     )
@@ -155,6 +165,8 @@ class TableSettings(Files, _Roles):
     )
 
     def __post_init__(self) -> None:
+        if self.split is not None and self.split not in SPLITS:
+            check_split(self.split)
         super().__post_init__()
         for key in ROLES:
             value = getattr(self, key)

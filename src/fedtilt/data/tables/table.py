@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtilt.config.setting_fields import takes_settings
 from fedtilt.data.dataset import Dataset, split_dataset
 from fedtilt.data.inputs import Inputs
-from fedtilt.data.sampling import positions_by_number
+from fedtilt.data.sampling import check_split, positions_by_number
 from fedtilt.data.tables.cells import BadCells, ColumnValues, SchemaMismatch
 from fedtilt.data.tables.describe import (
     column_warnings,
@@ -54,7 +54,7 @@ def table(
             named like the clients, or a dictionary of files or DataFrames by client
         schema: what the columns are, a `Schema` or the path of one; what it leaves out is inferred
         task: "classification" or "regression" (numbers as targets); default: the schema's, else classification
-        test_share: the share of each client's rows that is test data, with the classes in proportion; default: 0.25
+        test_share: the share of each client's rows that is test data; default: 0.25
         seed: the seed that draws the test data
         leave_out: clients whose rows are not used, not even for means and categories; give it to `Federation.build` too
         **settings: the settings of a table:
@@ -149,6 +149,7 @@ class Table:
     names: tuple[str, ...]  # the columns that may be features
     site: int | None = None  # whose rows these are; None: the table has the rows of all clients
     drop_unlabelled: bool = False
+    split: str = "random"  # how rows are drawn
 
     def to_dataset(self, test_share: float | None = None, seed: int = 0, leave_out: Sequence[str] = ()) -> Dataset:
         """Split, infer the rest of the schema from the training rows, and encode; without the rows of some clients."""
@@ -177,6 +178,7 @@ class Table:
             "group": {name: torch.from_numpy(codes) for name, (codes, _) in groups.items()} or None,
             "rows": torch.arange(len(reader)),
         }
+        of_training = {"split_group": rows.group, "split_time": rows.time}
         return split_dataset(
             columns,
             {"train": torch.from_numpy(rows.train), "test": torch.from_numpy(rows.test)},
@@ -191,6 +193,13 @@ class Table:
             group_names={name: names for name, (_, names) in groups.items()} or None,
             schema=schema,
             row_names=reader.rows,
+            split=self.split,
+            test_drawn=schema.split_column is None,
+            **{
+                f"{key}_train": torch.from_numpy(values[rows.train])
+                for key, values in of_training.items()
+                if values is not None
+            },
             warnings=(
                 *_without_rows(rows, leave_out, reader.title),
                 *renamed_units(reader),
@@ -222,7 +231,8 @@ class Table:
         return replace(summary, classes=tuple(rows.class_names[k] for k in found))
 
     def _label_rows(self, test_share: float | None, seed: int, leave_out: Sequence[str] = ()) -> LabelledRows:
-        return label_rows(self.reader, self.schema, self.site, test_share, seed, self.drop_unlabelled, leave_out)
+        how, unlabelled = self.split, self.drop_unlabelled
+        return label_rows(self.reader, self.schema, how, self.site, test_share, seed, unlabelled, leave_out)
 
     def with_schema(self, schema: Schema) -> Self:
         """The same table with the schema that the sites agreed on; its columns must be those of the table."""
@@ -293,7 +303,7 @@ def open_table(
     if not settings.group_is_input and not known.group:
         raise InputError("group_is_input = False has no effect without group; name the column of groups")
     listed = [column.name for column in known.columns]
-    inputs = ("split_time", *(["group"] if settings.group_is_input and not listed else []))
+    inputs = ("time", *(["group"] if settings.group_is_input and not listed else []))
     taken = {name for role, name in known.roles if role not in inputs and name not in listed}
     names = [name for name in reader.header if name not in (*taken, *dropped)]
     if known.columns:
@@ -308,7 +318,8 @@ def open_table(
     if not names:
         raise InputError(f"table {reader.name} has no feature column, only {', '.join(reader.header)}; add one")
     known = known.with_columns([column for column in known.columns if column.name not in dropped])
-    return Table(reader, known, tuple(names), site, settings.drop_unlabelled)
+    split = check_split(settings.split, time=known.time, group=known.split_group)
+    return Table(reader, known, tuple(names), site, settings.drop_unlabelled, split)
 
 
 def _extra_column(reader: TableReader, name: str, remedy: str) -> SchemaMismatch:
@@ -359,14 +370,14 @@ def _check_names(reader: TableReader, schema: Schema, drop: Iterable[str]) -> No
                 f"{role} = {name!r} is not a column of {reader.name}; its columns are {known}",
                 f"has no column {name!r}, which {'the schema has' if role == 'schema' else f'is the {role}'}",
             )
-        if role == "drop" and used.get(name) not in (None, "split_time"):
+        if role == "drop" and used.get(name) not in (None, "time"):
             raise InputError(f"drop contains {name!r}, which is the {used[name]}; leave it out")
-        if role in ROLES and role != "split_time":
+        if role in ROLES and role != "time":
             if name in used:
                 raise InputError(
                     f"{used[name]} and {role} are both {name!r}; they must be two columns of {reader.name}"
                 )
             used[name] = role
-    splits = [role for role in ("split", "split_group", "split_time") if getattr(schema, role) is not None]
+    splits = [role for role in ("split_column", "split_group", "time") if getattr(schema, role) is not None]
     if len(splits) > 1:
         raise InputError(f"{' and '.join(splits)} are two ways to split; choose one")
