@@ -29,6 +29,7 @@ from fedtilt.evaluation.weighted_predictions import Array
 
 LEVEL = 0.05
 _ENUMERATED = 12  # signs
+_NORMAL = 1e6  # degrees of freedom
 _LEAST = 1e-300  # p is above 0
 
 
@@ -207,7 +208,8 @@ def _test_rows(draw: Draw, pairs: Sequence[tuple[str, str]], value: Array) -> tu
         of_client = rows[:, client == number]
         count = of_client.shape[1]
         variance += count**2 * (of_client.var(1, ddof=1) / count if count > 1 else np.square(of_client).sum(1))
-    return np.sqrt(variance), np.maximum(1.0, np.count_nonzero(rows, 1) - 1), _flips(rows)
+    error, freedom = np.sqrt(variance), np.full(len(pairs), _NORMAL)
+    return error, freedom, np.maximum(_student(value, error, freedom), _flips(rows))
 
 
 def _test_counts(draw: Draw, pairs: Sequence[tuple[str, str]], value: Array) -> tuple[Array, Array, Array]:
@@ -215,15 +217,17 @@ def _test_counts(draw: Draw, pairs: Sequence[tuple[str, str]], value: Array) -> 
     total = draw.total.sum(1)
     samples = total[total > 0]
     sums = {name: draw.sums[name].sum(1)[total > 0] for pair in pairs for name in pair}
-    rows = float(samples.sum())
     if scores_of(next(iter(sums.values())))[0] is ACCURACY:
         shares = {name: (right + 1) / (samples + 2) for name, right in sums.items()}  # neither 0 nor 1
         variances = {name: 1e4 * share * (1 - share) / samples for name, share in shares.items()}
         discordant = [float((sums[a] - sums[b]).abs().sum()) for a, b in pairs]  # at least
     else:
-        variances, discordant = {n: sampling_variances(each, samples) for n, each in sums.items()}, [rows] * len(pairs)
+        variances, discordant = (
+            {n: sampling_variances(each, samples) for n, each in sums.items()},
+            [float(samples.sum())] * len(pairs),
+        )
     error = np.array([float((variances[a] + variances[b]).sum().sqrt()) for a, b in pairs]) / len(samples)
-    error, freedom = np.nan_to_num(error, nan=math.inf), np.full(len(pairs), max(1.0, rows - len(samples)))
+    error, freedom = np.nan_to_num(error, nan=math.inf), np.full(len(pairs), _NORMAL)
     least = np.minimum(1, 2.0 ** (1 - np.array(discordant)))
     return error, freedom, np.maximum(_student(value, error, freedom), least)
 
