@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from fedtilt.evaluation.scores import client_scores, client_variances, variance_beyond_chance
+from fedtilt.evaluation.verdicts import holm
 from reproduction.chapter import Chapter, Part, Table
 from reproduction.experiment import Experiment, Results
-from reproduction.statistics import holm
 from reproduction.submitted import submissions
 from reproduction.training import trial_name
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -96,7 +97,9 @@ def test_p_is_never_0() -> None:
         draw = one_sided(200, 0, 0, clients, with_rows=with_rows)
         found = accuracy([draw, draw])
         assert found.difference == 100
-        assert found.p_value == 4 / 2**6 if clients == 6 else 0 < found.p_value < 0.05  # signs of six clients
+        assert (
+            found.p_value == pytest.approx(4 / 2**6) if clients == 6 else 0 < found.p_value < 0.05
+        )  # signs of six clients
         assert found.sign() == (found.low > 0)
 
 
@@ -163,6 +166,10 @@ def test_the_auprc_has_the_error_of_a_jackknife_over_clients() -> None:
 # -- several draws -----------------------------------------------------------------------------------------------------
 
 
+def of_new_data(draws: list[Draw], new_data: bool = True) -> list[Draw]:
+    return [replace(draw, new_data=new_data) for draw in draws]
+
+
 def test_p_over_seeds_is_twice_their_median() -> None:
     draws = [one_sided(wins, 0, 40) for wins in (6, 8, 7)]
     assert accuracy(draws).p_value == pytest.approx(2 * 2 / 2**7)
@@ -178,7 +185,7 @@ def test_the_interval_agrees_with_p() -> None:
         draws = [random_draw(6 + seed, 10, 10 * seed + n, (0.8, 0.7)) for n in range(1 + seed % 5)]
         for new_data in (False, True):
             for confidence in (0.5, 0.9, 0.99):
-                found = accuracy(draws, confidence=confidence, new_data=new_data)
+                found = accuracy(of_new_data(draws, new_data), confidence=confidence)
                 assert (found.sign(1 - confidence) > 0) == (found.low > 0)
                 assert (found.sign(1 - confidence) < 0) == (found.high < 0)
                 assert found.low <= found.difference <= found.high
@@ -187,12 +194,12 @@ def test_the_interval_agrees_with_p() -> None:
 def test_seeds_of_new_data_are_a_sample() -> None:
     draws = [random_draw(20, 40, seed, (0.8, 0.72)) for seed in range(6)]
     gains = [accuracy([draw]).difference for draw in draws]
-    found = accuracy(draws, new_data=True)
+    found = accuracy(of_new_data(draws))
     assert found.p_value >= stats.ttest_1samp(gains, 0.0).pvalue
     assert found.p_value < accuracy(draws).p_value
-    same = accuracy([draws[0]] * 6, new_data=True)  # no seed differs: the rows within each do
+    same = accuracy(of_new_data([draws[0]] * 6))  # no seed differs: the rows within each do
     assert same.high - same.low > 0.5 * (accuracy(draws[:1]).high - accuracy(draws[:1]).low) / math.sqrt(6)
-    assert accuracy(draws[:2], new_data=True) == accuracy(draws[:2])
+    assert accuracy(of_new_data(draws[:2])) == accuracy(draws[:2])
 
 
 # -- several methods ---------------------------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ class Draw:
     sums: Mapping[str, Tensor]  # by method, (clients, groups, …) as in `metrics`
     total: Tensor  # (clients, groups) rows
     rows: Callable[[str], Rows | None] = lambda method: None  # read where a verdict needs them; None: not at hand
+    new_data: bool = False  # whether another seed draws new data, rather than divides the same rows again
 
 
 class Differences(NamedTuple):

@@ -29,8 +29,8 @@ from fedtilt.evaluation.scores import (
     scores_of,
     variance_beyond_chance,
 )
-from fedtilt.evaluation.spread_models import SpreadModel, crossing, model_of, most_likely, normal_model, true_values
-from fedtilt.evaluation.statistics import CONFIDENCE, PairedDifference, mean_difference
+from fedtilt.evaluation.spread_models import SpreadModel, crossing, model_of, most_likely, true_values
+from fedtilt.evaluation.statistics import CONFIDENCE, mean_difference
 
 
 class TrueSpread(NamedTuple):
@@ -112,40 +112,6 @@ def true_spread_in_clients(sums: Tensor, total: Tensor, confidence: float = CONF
     return TrueSpread(
         _root(observed.mean()), chance, estimate, estimate, low, high, float(values.nanmean()), len(values)
     )
-
-
-def spread_of_differences(
-    differences: Tensor, variances: Tensor, samples: Tensor, confidence: float = CONFIDENCE
-) -> TrueSpread:
-    """The spread over clients of the true difference between two methods: whether some gain more than others.
-
-    Args:
-        differences: of every client, (clients,), the mean over its samples
-        variances: of these due to the samples, (clients,)
-        samples: their number, (clients,)
-        confidence: of the interval
-    """
-    return _spread(normal_model(differences, variances, samples), differences, variances, confidence)
-
-
-def fairness_difference(
-    ours: Tensor, theirs: Tensor, total: Tensor, confidence: float = CONFIDENCE
-) -> PairedDifference:
-    """The difference of the variances of true scores over clients, ours − theirs: below 0, ours are fairer.
-
-    The variance without chance is a mean over clients of (score − mean)² · N / (N − 1) less the variance of the score,
-    so the difference between two methods on the same clients is a mean of paired terms, with Student's t over clients.
-    NaN, without an interval: unknown.
-    """
-    terms = []
-    for sums in (ours, theirs):
-        values = client_scores(sums, total)
-        squares = (values - values.mean()).square() * len(values) / max(1, len(values) - 1)
-        terms.append(squares - client_variances(sums, total))
-    differences = terms[0] - terms[1]
-    if differences.isnan().any():
-        return PairedDifference(math.nan, -math.inf, math.inf, 1.0, math.nan, len(differences))
-    return mean_difference(differences.tolist(), confidence)
 
 
 def client_estimates(sums: Tensor, total: Tensor, confidence: float = CONFIDENCE) -> ClientEstimates:

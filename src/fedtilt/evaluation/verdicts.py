@@ -11,9 +11,10 @@
 Among fewer than five clients, the clients are fixed, and only their rows are tested.
 
 **Seeds that divide the same data again are no sample**: they share rows, and a test over them is wrong more often than
-it says. Their p is twice the median of theirs, at most 1, which holds however they depend, and the interval is that of the
-seed in the middle at half the error; of an even number, the middle two are averaged. (L. Rüschendorf, Random variables with maximum sums, 1982.) Only seeds that draw
-new data are tested as a sample.
+it says. Their p is twice the median of theirs, at most 1, which holds however they depend, and the interval is that of
+the seed in the middle at half the error; of an even number, the middle two are averaged. (L. Rüschendorf, Random
+variables with maximum sums, Advances in Applied Probability 14, 1982.) Only seeds that draw new data, at least three,
+are tested as a sample.
 """
 
 import math
@@ -78,7 +79,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def best(
     draws: Sequence[Draw], key: str, values: Mapping[str, float], *, higher_is_better: bool, digits: int = 2,
-    new_data: bool = False, level: float = LEVEL,
+    level: float = LEVEL,
 ) -> Best:  # fmt: skip
     """The best method by a metric, with all that are not told apart from it.
 
@@ -93,13 +94,12 @@ def best(
         values: of every method, the mean over the draws
         higher_is_better: whether a larger value is better
         digits: behind the point in tables
-        new_data: whether every draw is of new data
         level: the probability of a false claim
     """
     methods = sorted(values, key=lambda name: values[name], reverse=higher_is_better)  # stable: the first of equals
     first, others = methods[0], methods[1:]
     pairs = [(first, name) for name in others] + [(a, b) for n, a in enumerate(others) for b in others[n + 1 :]]
-    found = compare(draws, key, pairs, higher_is_better=higher_is_better, new_data=new_data) if pairs else []
+    found = compare(draws, key, pairs, higher_is_better=higher_is_better) if pairs else []
     against = dict(zip(others, found, strict=False))
     seen = {name: abs(values[first] - values[name]) >= 0.5 * 10**-digits for name in others}
     alone = all(seen[name] and verdict.sign(level) > 0 for name, verdict in against.items())
@@ -110,7 +110,7 @@ def best(
 
 def compare(
     draws: Sequence[Draw], key: str, pairs: Sequence[tuple[str, str]], *, higher_is_better: bool,
-    confidence: float = 1 - LEVEL, new_data: bool = False,
+    confidence: float = 1 - LEVEL,
 ) -> list[Verdict]:  # fmt: skip
     """The difference of the two methods of each pair in a metric, above 0 where the first is better.
 
@@ -120,7 +120,7 @@ def compare(
     within = [_within(draw, key, pairs, higher_is_better) for draw in draws]
     value, error, freedom, p_values = (np.stack(arrays) for arrays in zip(*(draw[:4] for draw in within), strict=True))
     mean = value.mean(0)
-    if new_data and len(draws) > 2:
+    if len(draws) > 2 and all(draw.new_data for draw in draws):
         error = np.sqrt(np.maximum(value.var(0, ddof=1), np.square(error).mean(0)) / len(draws))
         freedom = np.full(len(pairs), len(draws) - 1.0)
         p_value = _student(mean, error, freedom)
@@ -151,6 +151,26 @@ def _median(*draws: Array) -> tuple[Array, Array, Array, Array]:
     )
     gap, error, freedom = (first[0] + second[0]) / 2, (first[1] + second[1]) / 2, np.minimum(first[2], second[2])
     return gap, error, freedom, first[3] if count % 2 else _student(gap, error, freedom)
+
+
+def worse_clients(draws: Sequence[Mapping[str, Array]], level: float = LEVEL) -> list[str]:
+    """The clients for which ours is worse beyond chance, with this probability of naming any wrongly.
+
+    By the signs of discordant rows (Q. McNemar, Psychometrika 12, 1947), over seeds as above, corrected by Holm.
+
+    Args:
+        draws: per seed, the differences of the rows of every client, above 0 where ours is better
+        level: the probability of a false name
+    """
+    names = list(dict.fromkeys(name for draw in draws for name in draw))
+    found = [[_p_worse(draw[name]) if name in draw else 1.0 for draw in draws] for name in names]
+    factor = 2 if len(draws) > 1 else 1
+    adjusted = holm([min(1.0, factor * float(np.median(p_values))) for p_values in found])
+    return [name for name, p_value in zip(names, adjusted, strict=True) if p_value <= level]
+
+
+def _p_worse(rows: Array) -> float:
+    return float(_flips(rows[None])[0]) if rows.sum() < 0 else 1.0
 
 
 class _Within(NamedTuple):
