@@ -29,7 +29,7 @@ from fedtilt.evaluation.scores import (
     scores_of,
     variance_beyond_chance,
 )
-from fedtilt.evaluation.spread_models import SpreadModel, crossing, model_of, most_likely, true_values
+from fedtilt.evaluation.spread_models import SpreadModel, crossing, model_of, most_likely, normal_model, true_values
 from fedtilt.evaluation.statistics import CONFIDENCE, mean_difference
 
 
@@ -112,6 +112,20 @@ def true_spread_in_clients(sums: Tensor, total: Tensor, confidence: float = CONF
     return TrueSpread(
         _root(observed.mean()), chance, estimate, estimate, low, high, float(values.nanmean()), len(values)
     )
+
+
+def spread_of_differences(
+    differences: Tensor, variances: Tensor, samples: Tensor, confidence: float = CONFIDENCE
+) -> TrueSpread:
+    """The spread over clients of the true difference between two methods: whether some gain more than others.
+
+    Args:
+        differences: of every client, (clients,), the mean over its samples
+        variances: of these due to the samples, (clients,)
+        samples: their number, (clients,)
+        confidence: of the interval
+    """
+    return _spread(normal_model(differences, variances, samples), differences, variances, confidence)
 
 
 def client_estimates(sums: Tensor, total: Tensor, confidence: float = CONFIDENCE) -> ClientEstimates:

@@ -70,7 +70,7 @@ class Tuning:
         return f"{self.method}: {format_setting(self.setting)} ({self.reason})"
 
     def to_pandas(self) -> Any:
-        """A table with one row per setting: its values, rounds and objectives, its gain and the ends of its interval."""
+        """A table with one row per setting: its values, rounds, objectives, gain and the ends of its interval."""
         pandas = import_extra("pandas", "to_pandas()", "report")
         rows = [
             {**row.setting, "rounds": row.rounds, **row.validation, "gain": row.gain}
