@@ -171,7 +171,7 @@ def test_runs_with_other_splits_are_not_compared(run_folder: Path) -> None:
     run = read_run(run_folder)
     other = replace(run, seed_runs=tuple(replace(s, drawn=DrawnRows("time")) for s in run.seed_runs))
     check_splits([run, run])
-    with pytest.raises(InputError, match="split = 'random' and those of .+ with 'time'.+ run one of them again"):
+    with pytest.raises(InputError, match="split = 'given' and those of .+ with 'time'.+ run one of them again"):
         check_splits([run, other])
 
 

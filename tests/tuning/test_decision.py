@@ -42,9 +42,9 @@ def test_a_difference_is_that_of_paired_clients() -> None:
 
 
 def test_settings_that_were_stopped_earlier_count_too() -> None:
-    settings = {"yours": by_seed(0.80, 1), "other": by_seed(0.85, 101)}
+    settings = {"yours": by_seed(0.80, 1), "other": by_seed(0.88, 101)}
     values = {name: values_of(found, OF_ONE_CLASS) for name, found in settings.items()}
-    chosen = [decide(settings, values, "yours", ACCURACY, ACCURACY, (), tried).chosen for tried in (1, 1000)]
+    chosen = [decide(settings, values, "yours", ACCURACY, ACCURACY, (), tried).chosen for tried in (1, 10**6)]
     assert chosen == ["other", "yours"]
 
 
@@ -59,7 +59,7 @@ def test_a_clear_gain_is_taken_and_chance_is_not() -> None:
     assert better.reason.endswith(" points better than yours (p < 0.001)")
     same = {"yours": by_seed(0.8, 1, 2), "other": by_seed(0.8, 101, 102)}
     assert decision(same).chosen == "yours"
-    assert re.fullmatch(r"keep yours: .+ (not told apart \(p = .+\)|no other setting has .+)", decision(same).reason)
+    assert re.search(r"which is not told apart \(p = .+\)|no other setting has a better", decision(same).reason)
     worse = decision({"yours": by_seed(0.9, 1), "other": by_seed(0.7, 101)})
     assert worse.chosen == "yours"
     assert worse.reason == "keep yours: no other setting has a better accuracy"
