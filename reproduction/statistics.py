@@ -1,6 +1,10 @@
 """Statistics that several experiments share; scipy.stats is slow to import, so functions import it themselves."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from fedtilt.evaluation.over_seeds import SeedValues
+from fedtilt.evaluation.statistics import paired_difference
+from fedtilt.report.compare import Metric, Row
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
@@ -16,18 +20,17 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     return float(spearmanr(a, b).statistic)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values of several tests, by Holm's step-down method.
+def best_and_tied(table: Mapping[str, Row], metric: Metric) -> list[str]:
+    """The best method, then those whose 95 % interval of the difference to it, paired by seed, contains 0."""
+    values = {method: row[metric.key] for method, row in table.items()}
+    first = (max if metric.higher_is_better else min)(values, key=lambda method: values[method].mean)
+    visible = 0.5 * 10**-metric.digits
+    return [first] + [m for m in values if m != first and _is_tie(values[first], values[m], visible)]
 
-    The k-th smallest of m p-values is multiplied by m − k + 1, is at least the one before it, and at most 1. The tests
-    whose adjusted p-value is below 0.05 contain a false positive with a probability of at most 5 %. (S. Holm, A simple
-    sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6, 1979.)
 
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
-    """
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
+def _is_tie(a: SeedValues, b: SeedValues, visible: float) -> bool:
+    if abs(a.mean - b.mean) < visible:
+        return True
+    if len(a.values) != len(b.values) or len(a.values) < 2:
+        return False
+    return paired_difference(a.values, b.values).sign() == 0

@@ -6,7 +6,6 @@ from typing import Any
 
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.statistics import PairedDifference, mean_difference
-from fedtilt.report.compare import best_and_tied
 from fedtilt.report.tables import format_difference, format_interval, format_mean_std
 from reproduction import plots
 from reproduction.chapter import CaptionedFigure, Chapter, Part, Table, Text
@@ -21,6 +20,7 @@ from reproduction.experiments.paired import (
     condition_name,
     format_effect_size,
 )
+from reproduction.statistics import best_and_tied
 from reproduction.training import Setting, ditto, fedavg, federation_settings, fedtilt, grid_case, measure_grid
 
 measure = measure_grid

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from fedtilt.evaluation.true_spread import true_spread
+from fedtilt.evaluation.verdicts import holm
 from reproduction.chapter import Chapter, Part, Table
 from reproduction.experiment import Experiment, Results
-from reproduction.statistics import holm
 from reproduction.submitted import submissions
 from reproduction.training import trial_name
 

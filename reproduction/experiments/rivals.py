@@ -7,9 +7,9 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from fedtilt.evaluation.statistics import CONFIDENCE, PairedDifference, paired_difference
+from fedtilt.evaluation.verdicts import holm
 from reproduction.chapter import Chapter, Table, Text
 from reproduction.experiment import Case, Experiment, OnProgress, Options, Results, by_seed
-from reproduction.statistics import holm
 from reproduction.training import Setting, evaluated, federation_settings, grid_case, train_grid
 
 OURS = "FedTilt"

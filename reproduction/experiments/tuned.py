@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.statistics import CONFIDENCE, PairedDifference, mean_difference
-from fedtilt.report.compare import Metric, best_and_tied
+from fedtilt.evaluation.verdicts import holm
+from fedtilt.report.compare import Metric
 from fedtilt.report.tables import format_interval
 from reproduction.chapter import Chapter, Table, Text
 from reproduction.experiment import Case, Experiment, OnProgress, Options, Results, by_seed
@@ -22,7 +23,7 @@ from reproduction.experiments.paired import (
     format_effect_size,
     outcome_of,
 )
-from reproduction.statistics import holm
+from reproduction.statistics import best_and_tied
 from reproduction.training import Setting, federation_settings, grid_case, train_grid, trial_name
 
 METHOD_TITLES = {

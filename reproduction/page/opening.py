@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from fedtilt.report.compare import best_and_tied
 from fedtilt.report.tables import format_interval
 from fedtilt.text_tables import join_words
 from reproduction import plots
@@ -14,6 +13,7 @@ from reproduction.chapter import CaptionedFigure, Part, Table, Text
 from reproduction.experiments.comparison import difference_cell
 from reproduction.experiments.paired import COMPARED_METRICS, DatasetComparison
 from reproduction.experiments.tuned import METHOD_TITLES, NOISY, CellScore, count_tests, score_all
+from reproduction.statistics import best_and_tied
 
 Shown = Mapping[tuple[str, str, str, str], CellScore]  # by condition, data set, rival and metric
 

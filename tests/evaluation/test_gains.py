@@ -8,9 +8,41 @@ import torch
 from scipy import stats
 
 import fedtilt as ft
+from fedtilt.data.groups import CLASS
 from fedtilt.errors import InputError
 from fedtilt.evaluation.gains import client_gains, paired_interval
-from tests.evaluation.test_comparison import predictions
+from fedtilt.evaluation.groups import Grouping
+from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.evaluation.verdicts import worse_clients
+
+
+def predictions(correct: torch.Tensor, clients: torch.Tensor) -> Predictions:
+    """Two classes, labels 0; where `correct` is false, class 1 is predicted."""
+    outputs = torch.where(correct[:, None], torch.tensor([0.9, 0.1]), torch.tensor([0.1, 0.9]))
+    names = tuple(f"c{n}" for n in range(int(clients.max()) + 1))
+    by = {CLIENT: Grouping(CLIENT, names, clients), CLASS: Grouping(CLASS, ("a", "b"), torch.zeros_like(clients))}
+    return Predictions(outputs=outputs, groupings=by)
+
+
+def test_clients_that_are_worse_are_named_after_holm_and_over_seeds() -> None:
+    first = {"c0": np.array([-100.0] * 12 + [0.0] * 8), "c1": np.array([100.0] * 15), "c2": np.array([-100.0] * 3)}
+    assert worse_clients([first]) == ["c0"]  # c1 is better; c2 is worse by three rows, which is chance
+    assert worse_clients([first], 1e-4) == []
+    assert worse_clients([first, first, {"c1": first["c1"]}]) == ["c0"]  # not in the third seed
+    assert worse_clients([first, {"c0": -first["c0"]}]) == []
+    six = {"c0": np.array([-100.0] * 6)}  # p = 0.031
+    assert worse_clients([six]) == ["c0"]
+    assert worse_clients([six, six]) == []
+    assert worse_clients([{"a": six["c0"], "b": six["c0"]}]) == []
+    assert worse_clients([{"a": np.repeat([100.0, -100.0], [149_000, 151_000])}]) == ["a"]
+
+
+def test_numbers_compare_by_their_absolute_error() -> None:
+    owner, target = torch.arange(6).repeat_interleave(5), torch.linspace(0, 1, 30)
+    by = {CLIENT: Grouping(CLIENT, tuple("abcdef"), owner), "range": Grouping("range", ("x",), torch.zeros_like(owner))}
+    near, far = (Predictions(outputs=target.double() + error, groupings=by, numbers=target) for error in (0.1, -0.4))
+    assert [c.difference for c in client_gains(near, far, "far").clients] == pytest.approx([0.3] * 6, rel=1e-5)
+    assert client_gains(far, near, "near", 0.5).stay_out == tuple("abcdef")  # 2 of 32 signs, times 6
 
 
 def coverage(samples: int, only_ours: float, only_theirs: float) -> float:
@@ -62,7 +94,7 @@ def test_a_client_that_loses_is_counted_and_named_in_words() -> None:
     assert found.clients[0].low == pytest.approx(100 * (p - r - margin))
     assert found.stay_out == ("c1",)
     assert found.in_words("every client alone") == (
-        "against every client alone, 1 gains, 1 ties and 1 loses of 3 clients (95 % intervals of their test samples); "
+        "against every client alone, 1 gains, 1 ties and 1 loses of 3 clients (95 % intervals of their own rows); "
         "beyond chance, better off with it: c1"
     )
 

@@ -10,16 +10,17 @@ from torch import Tensor
 
 import fedtilt as ft
 from fedtilt.errors import InputError
-from fedtilt.evaluation.metrics import GroupCounts, compute_metrics, counts_of_chance
+from fedtilt.evaluation.client_differences import Draw
+from fedtilt.evaluation.metrics import BEYOND_CHANCE, GroupCounts, compute_metrics, counts_of_chance
 from fedtilt.evaluation.scores import sampling_variances, scores_of, variance_beyond_chance
 from fedtilt.evaluation.true_spread import (
     TrueSpread,
     client_estimates,
-    fairness_difference,
     knows_variances,
     true_spread,
     true_spread_in_clients,
 )
+from fedtilt.evaluation.verdicts import compare
 from fedtilt.report.weak_spots import Worst
 
 SCENARIOS = {  # clients, range of their samples, mean and std of their true accuracies
@@ -221,13 +222,17 @@ def test_classes_in_clients_cover_the_truth() -> None:
 
 
 def test_the_fairer_of_two_methods_is_found_beyond_chance_and_equal_ones_are_not() -> None:
+    def fairer(ours: Tensor, theirs: Tensor) -> int:
+        draw, key = Draw(sums={"ours": ours, "theirs": theirs}, total=total), BEYOND_CHANCE
+        return compare([draw], key, [("ours", "theirs")], higher_is_better=False)[0].sign()
+
     rng, total = np.random.default_rng(0), torch.full((60, 1), 40)
     wide, narrow = rng.uniform(0.5, 0.99, 60)[:, None], np.full((60, 1), 0.75)
     wrong = 0
     for _ in range(200):
         a, b, c = (torch.from_numpy(rng.binomial(40, p, (60, 1))) for p in (wide, narrow, narrow))
-        assert fairness_difference(b, a, total).sign() == -1
-        wrong += fairness_difference(b, c, total).sign() != 0
+        assert fairer(b, a) == 1
+        wrong += fairer(b, c) != 0
     assert wrong <= 0.07 * 200
 
 
@@ -244,7 +249,6 @@ def test_scores_whose_samples_have_no_known_variance_have_none(columns: int) -> 
         assert all(map(math.isnan, spread[1:5]))
         assert spread.reason == "the variance of a row is not known"
         assert (spread.clients, spread.is_beyond_chance) == (2, False)
-    assert fairness_difference(sums, sums / 2, total).sign() == 0
     estimates = client_estimates(sums, total)
     assert all(column.isnan().all() for column in estimates[:4])
     for higher_is_better in (True, False):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedtilt import report
+from fedtilt.data.sampling import DrawnRows
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import federation_of, load
 from tests.helpers.hostile_names import CLIENT, NASTY
@@ -25,7 +26,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "classes": list(federation.class_names),
             "has_outliers": federation.has_outliers.nonzero().flatten().tolist(),
         }
-        (folder / f"seed-{seed}" / "federation.json").write_text(json.dumps(names))
+        path = folder / f"seed-{seed}" / "federation.json"
+        drawn = {key: value for key, value in json.loads(path.read_text()).items() if key in DrawnRows._fields}
+        path.write_text(json.dumps(drawn | names))
     return folder
 
 

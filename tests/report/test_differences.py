@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedtilt import report
-from fedtilt.evaluation.statistics import paired_difference
 from fedtilt.report.differences import differences
 from fedtilt.report.page import build_page
 from fedtilt.report.run_reader import read_run
-from fedtilt.report.tables import format_interval
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
 
@@ -34,17 +32,24 @@ def test_differences_are_paired_by_seed(run_folder: Path, other_run: Path) -> No
         for metric, change in zip(found.metrics, changes, strict=True):
             ours, theirs = after[method][metric.key]["seeds"], before[method][metric.key]["seeds"]
             assert (change.first, change.second) == pytest.approx((sum(theirs) / 2, sum(ours) / 2))
-            expected = format_interval(paired_difference(ours, theirs))
-            assert change.text == ("0" if ours == theirs else expected)
+            assert (change.text == "0") == (sum(ours) == sum(theirs))
+            if "to" in change.text:
+                mean, low, high = (float(v.replace("−", "-")) for v in re.findall(r"[+−][\d.]+", change.text))
+                assert low <= mean <= high
+                assert change.better == 0 or low * high > 0
     assert found.settings == [("train.lr", "0.1", "0.3")]
     assert found.other == ""
 
 
-def test_one_seed_in_common_has_no_interval(run_folder: Path, other_run: Path) -> None:
+def test_other_test_rows_are_not_compared(run_folder: Path, other_run: Path) -> None:
     run = read_run(other_run)
     found = differences(read_run(run_folder), replace(run, seeds=(0,), seed_runs=run.seed_runs[:1]))
     assert found.pairs == 1
-    assert all("(" not in change.text and change.better == 0 for row in found.rows.values() for change in row)
+    moved = tuple(replace(seed_run, total=seed_run.total + 1) for seed_run in run.seed_runs)
+    found = differences(read_run(run_folder), replace(run, seed_runs=moved))
+    assert found.pairs == 0
+    changes = [change for row in found.rows.values() for change in row]
+    assert all(change.text.endswith(" (other test rows: not compared)") and change.better == 0 for change in changes)
 
 
 def test_other_outliers_are_not_another_division_of_the_samples(run_folder: Path) -> None:

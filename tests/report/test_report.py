@@ -8,6 +8,7 @@ import io
 import json
 import re
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,16 @@ from markupsafe import escape
 from fedtilt import report
 from fedtilt.cli.console import Console
 from fedtilt.cli.tables import legend
+from fedtilt.data.sampling import DrawnRows
 from fedtilt.errors import InputError
-from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.files import read_toml
 from fedtilt.report.compare import (
     METRICS,
-    best_and_tied,
+    best_by,
+    check_splits,
+    comparison_cells,
     comparison_table,
+    draws_of,
 )
 from fedtilt.report.figure import styles
 from fedtilt.report.figures import build_figures
@@ -131,41 +135,45 @@ def test_published_numbers_are_below_ours(run_folder: Path, tmp_path: Path) -> N
 # -- summary -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_tie_is_a_difference_whose_interval_contains_0() -> None:
-    def table(*values: tuple[float, ...]) -> dict[str, dict[str, SeedValues]]:
-        return {f"m{i}": {m.key: SeedValues(v) for m in METRICS} for i, v in enumerate(values)}
-
-    assert best_and_tied(table((90.0, 92.0), (80.0, 82.0)), METRICS[0]) == ["m0"]
-    assert best_and_tied(table((90.0, 92.0), (80.0, 82.0)), METRICS[1]) == ["m1"]
-    assert best_and_tied(table((90.0, 92.0), (91.0, 90.5)), METRICS[0]) == ["m0", "m1"]  # differences −1 and 1.5
-    # differences 1, 2 and 3: more than one standard error, but the 95 % interval is −0.48 to 4.48
-    assert best_and_tied(table((91.0, 92.0, 93.0), (90.0, 90.0, 90.0)), METRICS[0]) == ["m0", "m1"]
-    assert best_and_tied(table((91.0, 91.1, 91.2), (90.0, 90.0, 90.0)), METRICS[0]) == ["m0"]
-    # differences 1 and 1: seeds differ more than methods, but differences are paired
-    assert best_and_tied(table((90.0, 95.0), (89.0, 94.0)), METRICS[0]) == ["m0"]
-    assert best_and_tied(table((90.0,), (89.9,)), METRICS[0]) == ["m0"]
-    assert best_and_tied(table((90.0,), (90.0,)), METRICS[0]) == ["m0", "m1"]
-
-
 def test_the_summary_names_the_best_method_and_the_lowest_accuracies(run_folder: Path) -> None:
     run = read_run(run_folder)
     results = json.loads((run_folder / "results.json").read_text())["methods"]
     top = max(results, key=lambda m: results[m]["accuracy"]["mean"])
-    ties = best_and_tied(comparison_table(run, "evaluated"), METRICS[0])
-    assert ties[0] == top
+    names = best_by(comparison_table(run, "evaluated"), METRICS[0], draws_of(run))
+    assert names[0] == top
     best = f"{top} has the highest accuracy ({results[top]['accuracy']['mean']:.1f} %)"
-    apart = ", which 2 seeds do not tell apart from " if len(ties) > 1 else ""
-    assert f"{best}{apart}" in headline(run)
+    assert (best in headline(run)) == (len(names) == 1)
+    assert ("not told apart in accuracy" in headline(run)) == (len(names) > 1)
     assert f"{results[top]['accuracy']['mean']:.1f} %" in headline(run)
     for method in run.methods:
         assert min(results[method]["minimum"]["seeds"]) == 0
         named = r"client .+? of seed [01]: 0 % \(0 to \d\)"
         assert re.search(rf"{re.escape(method)}, ({named}|no client), and", worst_scores(run))
     assert any("never selected" in note.text for note in notes(run))
-    assert any("whose 95 % interval, paired by seed, contains 0" in note.text for note in notes(run))
+    assert any("share rows, so that p is twice the median of theirs" in note.text for note in notes(run))
     assert min(min(s.values.values()) for s in worst_clients(run, run.methods)) == pytest.approx(
         min(min(row["minimum"]["seeds"]) for row in results.values())
     )
+
+
+def test_marked_are_those_not_told_apart_from_the_best_and_none_where_these_are_all(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    table, draws = comparison_table(run, "evaluated"), draws_of(run)
+    cells = comparison_cells(table, METRICS, draws)
+    for number, metric in enumerate(METRICS):
+        names = best_by(table, metric, draws)
+        marked = {method for method, row in cells.items() if row[number].is_best}
+        assert marked == (set(names) if len(names) < len(table) else set())
+    one = {"fedavg": table[next(iter(table))]}
+    assert not any(cell.is_best for cell in comparison_cells(one, METRICS[:1], draws)["fedavg"])
+
+
+def test_runs_with_other_splits_are_not_compared(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    other = replace(run, seed_runs=tuple(replace(s, drawn=DrawnRows("time")) for s in run.seed_runs))
+    check_splits([run, run])
+    with pytest.raises(InputError, match="split = 'given' and those of .+ with 'time'.+ run one of them again"):
+        check_splits([run, other])
 
 
 # -- a self-contained page ---------------------------------------------------------------------------------------------

@@ -3,11 +3,11 @@
 from statistics import fmean
 
 from fedtilt.evaluation.statistics import paired_difference
+from fedtilt.evaluation.verdicts import holm
 from fedtilt.methods import PRESETS
 from reproduction.experiment import Options, Results, load
 from reproduction.experiments import rivals
 from reproduction.experiments.rivals import Cell, cells_of, choose, losing_sentence, mean_ranks, score_all
-from reproduction.statistics import holm
 from reproduction.training import method_of
 
 EXPERIMENT = load("rivals")

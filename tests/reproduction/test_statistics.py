@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedtilt.evaluation.statistics import mean_difference
-from reproduction.statistics import holm
+from fedtilt.evaluation.verdicts import holm
 
 
 def test_holm_by_hand() -> None:

@@ -1,10 +1,13 @@
 """The recommendation respects chance and constraints."""
 
+import re
+
 import pytest
 import torch
+from scipy import stats
 
 from fedtilt import seeds
-from fedtilt.tuning.decision import decide, difference, pareto_front, ranked
+from fedtilt.tuning.decision import decide, pareto_front, ranked
 from fedtilt.tuning.objectives import CLASSIFICATION, Constraint, ScoreTable, values_of
 from fedtilt.tuning.objectives import OBJECTIVES as ALL_OBJECTIVES
 
@@ -24,21 +27,25 @@ def by_seed(accuracy: float, *numbers: int) -> dict[int, ScoreTable]:
     return {number % 100: scores(accuracy, number) for number in numbers}
 
 
-def test_the_standard_error_is_that_of_paired_clients() -> None:
+def against(ours: dict, theirs: dict, by=ACCURACY):
+    return decision({"yours": theirs, "other": ours}, (), by).differences["other"]
+
+
+def test_a_difference_is_that_of_paired_clients() -> None:
     ours, theirs = by_seed(0.9, 1), by_seed(0.8, 101)
-    found = difference(ours, theirs, ACCURACY)
+    found = against(ours, theirs)
     gains = 100 * (ours[1].sums - theirs[1].sums).double() / SAMPLES
-    assert found.gain == pytest.approx(gains.mean().item())
-    assert found.error == pytest.approx(gains.std().item() / CLIENTS**0.5, rel=0.3)  # the bootstrap is random
-    assert difference(ours, ours, WORST) == difference(theirs, theirs, WORST)
-    assert difference(ours, ours, ACCURACY).error == 0.0
+    assert found.difference == pytest.approx(gains.mean().item())
+    margin = stats.t.ppf(0.975, CLIENTS - 1) * gains.std().item() / CLIENTS**0.5
+    assert found.high - found.difference == pytest.approx(margin)
+    assert against(ours, ours, WORST)[:4] == (0, 0, 0, 1)
 
 
-def test_seeds_that_differ_more_than_clients_make_the_error_larger() -> None:
-    ours = {1: scores(1.0, 1), 2: scores(0.5, 2)}
-    theirs = {1: scores(0.5, 3), 2: scores(0.5, 4)}
-    gains = [ACCURACY.value(ours[seed]) - ACCURACY.value(theirs[seed]) for seed in (1, 2)]
-    assert difference(ours, theirs, ACCURACY).error == pytest.approx(abs(gains[0] - gains[1]) / 2)
+def test_settings_that_were_stopped_earlier_count_too() -> None:
+    settings = {"yours": by_seed(0.80, 1), "other": by_seed(0.88, 101)}
+    values = {name: values_of(found, OF_ONE_CLASS) for name, found in settings.items()}
+    chosen = [decide(settings, values, "yours", ACCURACY, ACCURACY, (), tried).chosen for tried in (1, 10**6)]
+    assert chosen == ["other", "yours"]
 
 
 def decision(settings: dict, constraints: tuple = (), by=ACCURACY):
@@ -49,17 +56,18 @@ def decision(settings: dict, constraints: tuple = (), by=ACCURACY):
 def test_a_clear_gain_is_taken_and_chance_is_not() -> None:
     better = decision({"yours": by_seed(0.7, 1), "other": by_seed(0.9, 101)})
     assert better.chosen == "other"
-    assert "points better than yours, with a standard error of" in better.reason
+    assert better.reason.endswith(" points better than yours (p < 0.001)")
     same = {"yours": by_seed(0.8, 1, 2), "other": by_seed(0.8, 101, 102)}
     assert decision(same).chosen == "yours"
+    assert re.search(r"which is not told apart \(p = .+\)|no other setting has a better", decision(same).reason)
     worse = decision({"yours": by_seed(0.9, 1), "other": by_seed(0.7, 101)})
     assert worse.chosen == "yours"
     assert worse.reason == "keep yours: no other setting has a better accuracy"
 
 
-def test_noise_alone_is_within_the_error_most_of_the_time() -> None:
-    taken = [decision({"yours": by_seed(0.8, i), "other": by_seed(0.8, 100 + i)}).chosen for i in range(1, 13)]
-    assert taken.count("other") <= 4  # one standard error is exceeded on one side with probability 16 %
+def test_noise_alone_is_not_recommended() -> None:
+    taken = [decision({"yours": by_seed(0.8, i), "other": by_seed(0.8, 100 + i)}).chosen for i in range(1, 41)]
+    assert taken.count("other") <= 4  # 2.5 % on one side
 
 
 def test_constraints_come_first() -> None:

@@ -13,9 +13,9 @@ from fedtilt.cli.console import Console
 from fedtilt.cli.tune import print_tuning
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
+from fedtilt.evaluation.verdicts import compare
 from fedtilt.report.tuning_page import build_tuning_page
-from fedtilt.tuning.decision import difference
-from fedtilt.tuning.objectives import OUTPUT_OBJECTIVES, ClientOutputs, ScoreTable
+from fedtilt.tuning.objectives import OUTPUT_OBJECTIVES, ClientOutputs, ScoreTable, draw_of
 
 
 def outputs(seed: int = 0) -> ClientOutputs:
@@ -46,12 +46,15 @@ def test_samples_follow_their_clients() -> None:
     assert taken.clients.tolist() == [0] * 25 + [1] * 25 + [2] * 25
 
 
-def test_a_difference_has_a_standard_error_although_some_clients_have_no_positives() -> None:
+def test_a_difference_has_an_interval_although_some_clients_have_no_positives() -> None:
     ours = ScoreTable(torch.zeros(8, 2), torch.ones(8, 2), {}, outputs())
     theirs = ours._replace(outputs=outputs()._replace(probabilities=outputs(1).probabilities))
-    gain, error = difference({0: ours}, {0: theirs}, OUTPUT_OBJECTIVES["auprc"])
-    assert gain > 0
-    assert 0 < error < 1
+    by = OUTPUT_OBJECTIVES["auprc"]
+    (found,) = compare(
+        [draw_of({"ours": ours, "theirs": theirs}, by)], "auprc", [("ours", "theirs")], higher_is_better=True
+    )
+    assert found.difference == pytest.approx(by.value(ours) - by.value(theirs))
+    assert -1 < found.low < found.difference < found.high < 1
 
 
 def test_a_search_by_auroc_resumes_from_its_folder(tmp_path: Path) -> None:
@@ -70,7 +73,7 @@ def test_a_search_by_auroc_resumes_from_its_folder(tmp_path: Path) -> None:
         n: s.validation["auroc"] for n, s in again.settings.items()
     }
     assert all(0.2 < s.validation["auroc"] <= 1 for s in found.settings.values())
-    assert all(0 <= row.error < 1 for row in found.settings.values() if row.error is not None)
+    assert all(row.interval[0] <= row.gain <= row.interval[1] for row in found.settings.values() if row.interval)
     assert "points" not in found.reason
     assert found.pareto_front[0] == max(found.settings, key=lambda name: found.settings[name].validation["auroc"])
     print_tuning(Console(file=(out := io.StringIO()), width=120), tmp_path, found)

@@ -18,12 +18,12 @@ from fedtilt.report.tables import format_mean_std
 
 
 def comparison_table(run: Run, width: int) -> Group:
-    """One row per method, the best and its ties in bold, and the worst client and class or group of each method.
+    """One row per method, the best in bold, as far as they are told apart; the worst client and class of each method.
 
     On a narrow terminal, the worst clients and classes are lines below the table, and the last columns are omitted.
     """
     metrics = overview_metrics(run)
-    cells = comparison_cells(compare.comparison_table(run, "evaluated"), metrics)
+    cells = comparison_cells(compare.comparison_table(run, "evaluated"), metrics, compare.draws_of(run))
     worst = {method: worst_texts(run, method) for method in run.methods} if weak_spots.knows_chance(run) else {}
 
     def build(count: int, worst_columns: Sequence[str] = ()) -> Table:
@@ -76,7 +76,7 @@ def _worst_text(run: Run, worst: weak_spots.Worst | None) -> str:
 
 
 def group_tables(run: Run, width: int) -> list[Table]:
-    """A table per grouping: a row per method, the best and its ties in bold.
+    """A table per grouping: a row per method, what is not told apart from the best in bold.
 
     If the groups have no room for a column each, the worst group of each method is named instead.
     """
@@ -91,7 +91,7 @@ def _group_table(found: GroupTable, metrics: Sequence[Metric]) -> Table:
     titles = [escape(metric.title) if metric in found.groups else _title(metric) for metric in metrics]
     table = text_table([f"by {escape(found.column)}"], titles)
     names_worst = metrics[0].key == "worst"
-    for method, cells in comparison_cells(found.rows, metrics).items():
+    for method, cells in comparison_cells(found.rows, metrics, found.draws).items():
         texts = _texts(cells)
         if names_worst and method in found.worst:
             texts[0] = f"{escape(found.worst[method])}: {texts[0]}"
@@ -129,7 +129,7 @@ def legend(run: Run) -> Table:
     if beyond_chance := fairness_beyond_chance(run):
         lines |= {
             "beyond chance": escape(beyond_chance),
-            "fails most": "worse than the mean beyond chance among that many, shrunk towards it; none: chance explains it",
+            "fails most": "worse than the mean beyond chance, among that many; shrunk towards it; none: nobody is",
         }
     lines["evaluated"] = "; ".join(f"{', '.join(names)}: {kind}" for kind, names in kinds.items() if names)
     if run.baselines:

@@ -164,18 +164,18 @@ def _title(objective: "Objective") -> str:
 
 
 def _gain(row: "TunedSetting", by: "Objective") -> str:
-    if row.gain is None or row.error is None:
+    if row.gain is None:
         return ""
-    sign = "+" if row.gain >= 0 else "-"
-    return f"{sign}{by.text(abs(row.gain))} ± {by.text(row.error)}"
+    gain, *ends = (f"{'+' if v >= 0 else '-'}{by.text(abs(v))}" for v in (row.gain, *(row.interval or ())))
+    return f"{gain} ({' to '.join(ends)})" if ends else gain
 
 
 def _remarks(tuning: "Tuning", compared: int, omitted: "Sequence[Objective]") -> list[str]:
     lines = []
     if compared:
         lines.append(
-            "±: one standard error, paired by client. Pareto front: no other setting is better in one objective "
-            "without being worse in another."
+            "In brackets: 95 % intervals for all settings together, on validation rows. Pareto front: no other setting "
+            "is better in one objective without being worse in another."
         )
     if omitted:
         titles = ", ".join(objective.title for objective in omitted)

@@ -12,18 +12,21 @@ Summed exactly over all outcomes, it covers the true difference in 95 % or more 
 models, with 2 to 200 samples; without the correction in 91 % and up to 9 %. Errors and losses have Student's t over the
 differences of samples, if there are five or more that are not all equal.
 
-A client gains or loses if its interval does not contain 0; otherwise it ties. Among many clients, some lose by chance:
-those that would rationally stay out are the ones named by McNemar's exact test with Holm's correction, see
-`comparison.Comparison.worse`.
+A client gains or loses if its interval does not contain 0; otherwise it ties. That is about its own rows: among many
+clients, some lose by chance. Those that are better off with the other model are named by `verdicts.worse_clients`.
 """
 
 import math
 from typing import Any, NamedTuple
 
-from fedtilt.evaluation.comparison import compare, sample_scores, values_by_group
+import numpy as np
+
+from fedtilt.evaluation.client_differences import row_scores
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.scores import ACCURACY, scores_of
 from fedtilt.evaluation.statistics import CONFIDENCE, mean_difference
+from fedtilt.evaluation.verdicts import worse_clients
+from fedtilt.evaluation.weighted_predictions import Array
 from fedtilt.imports import import_extra
 from fedtilt.text_tables import join_words
 
@@ -77,7 +80,7 @@ class Gains(NamedTuple):
         named = f"better off with it: {join_words(self.stay_out)}" if self.stay_out else "nobody is better off with it"
         return (
             f"against {against or self.against}, {join_words(self.counts)} of {len(self.clients):,} clients "
-            f"({100 * self.confidence:g} % intervals of their test samples); beyond chance, {named}"
+            f"({100 * self.confidence:g} % intervals of their own rows); beyond chance, {named}"
         )
 
     def to_pandas(self) -> Any:
@@ -111,12 +114,9 @@ def paired_interval(wins: int, losses: int, samples: int, confidence: float = CO
 
 def client_gains(ours: Predictions, theirs: Predictions, against: str, confidence: float = CONFIDENCE) -> Gains:
     """What every client has from our models rather than from theirs, on the same test samples."""
-    differences, clients = sample_scores(ours) - sample_scores(theirs), ours.groupings[CLIENT]
     is_accuracy = scores_of(ours.sums())[0] is ACCURACY
-    found = []
-    for name, of_client in values_by_group(differences, clients).items():
-        if not len(of_client):
-            continue
+    found, by_client = [], differences_by_client(ours, theirs)
+    for name, of_client in by_client.items():
         if is_accuracy:
             wins, losses = int((of_client > 0).sum()), int((of_client < 0).sum())
             low, high = paired_interval(wins, losses, len(of_client), confidence)
@@ -125,5 +125,13 @@ def client_gains(ours: Predictions, theirs: Predictions, against: str, confidenc
         else:
             _, low, high, *_ = mean_difference(of_client.tolist(), confidence)
         found.append(ClientGain(name, len(of_client), float(of_client.mean()), low, high))
-    worse = compare([(ours, theirs)]).worse(1 - confidence)
-    return Gains(against, tuple(found), tuple(worse), confidence)
+    return Gains(against, tuple(found), tuple(worse_clients([by_client], 1 - confidence)), confidence)
+
+
+def differences_by_client(ours: Predictions, theirs: Predictions) -> dict[str, Array]:
+    """The differences of the rows of every client that has some, above 0 where ours is better."""
+    differences, clients = (row_scores(ours) - row_scores(theirs)).numpy(), ours.groupings[CLIENT]
+    codes = clients.codes.numpy()
+    ends = np.bincount(codes, minlength=len(clients.names)).cumsum()[:-1]
+    parts = np.split(differences[np.argsort(codes, kind="stable")], ends)
+    return {name: found for name, found in zip(clients.names, parts, strict=True) if len(found)}

@@ -38,7 +38,7 @@ from fedtilt.evaluation.scores import (
     scores_of,
     variance_beyond_chance,
 )
-from fedtilt.evaluation.statistics import CONFIDENCE, PairedDifference, mean_difference
+from fedtilt.evaluation.statistics import CONFIDENCE, mean_difference
 from fedtilt.evaluation.weighted_predictions import Array
 
 _HALVINGS = 50  # of the range in which Q crosses a quantile
@@ -176,26 +176,6 @@ def true_spread_in_clients(sums: Tensor, total: Tensor, confidence: float = CONF
     found = mean_difference(corrected.tolist(), confidence)
     estimate, low, high = map(_root, (found.mean, found.low, found.high))
     return TrueSpread(_root(observed.mean()), _root((observed - corrected).mean()), estimate, low, high, len(values))
-
-
-def fairness_difference(
-    ours: Tensor, theirs: Tensor, total: Tensor, confidence: float = CONFIDENCE
-) -> PairedDifference:
-    """The difference of the variances of true scores over clients, ours − theirs: below 0, ours are fairer.
-
-    The variance without chance is a mean over clients of (score − mean)² · N / (N − 1) less the variance of the score,
-    so the difference between two methods on the same clients is a mean of paired terms, with Student's t over clients.
-    NaN, without an interval: unknown.
-    """
-    terms = []
-    for sums in (ours, theirs):
-        values = client_scores(sums, total)
-        squares = (values - values.mean()).square() * len(values) / max(1, len(values) - 1)
-        terms.append(squares - client_variances(sums, total)[total.sum(1) > 0])
-    differences = terms[0] - terms[1]
-    if differences.isnan().any():
-        return PairedDifference(math.nan, -math.inf, math.inf, 1.0, math.nan, len(differences))
-    return mean_difference(differences.tolist(), confidence)
 
 
 def client_estimates(

@@ -2,22 +2,26 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from fedtilt.data.groups import CLASS, in_words
 from fedtilt.data.targets import RANGE
+from fedtilt.errors import InputError
+from fedtilt.evaluation.client_differences import Draw, Rows
 from fedtilt.evaluation.decision_metrics import METRICS as DECISION
 from fedtilt.evaluation.metrics import BEYOND_CHANCE, Metrics
 from fedtilt.evaluation.metrics_frame import with_targets
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.scores import ACCURACY, SCORES, Score, others_of
-from fedtilt.evaluation.statistics import paired_difference
+from fedtilt.evaluation.verdicts import best
 from fedtilt.evaluation.weighted_predictions import Weighted
-from fedtilt.report.run_reader import Run
+from fedtilt.report.run_reader import Run, SeedRun
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Metric:
     higher_is_better: bool
     unit: str = ""  # empty: that of the target
     digits: int = 2  # behind the point in tables
+    compared: str = ""  # the key by which methods are compared, see `client_differences`; empty: the same
 
     def value(self, metrics: Metrics) -> float:
         """The value of this metric; NaN: unknown."""
@@ -157,7 +162,7 @@ class Cell(NamedTuple):
     """A number of a comparison, on a page, in Markdown or on a terminal."""
 
     values: SeedValues
-    is_best: bool  # or ties with the best
+    is_best: bool  # or not told apart from the best; of all methods, none is
     published: float | None = None
     digits: int = 2
 
@@ -200,16 +205,62 @@ def comparison_tables(run: Run) -> dict[str, dict[str, Row]]:
     return {view: table for view in views if (table := comparison_table(run, view))}
 
 
+def draws_of(run: Run, view: str = "evaluated") -> list[Draw]:
+    """The seeds of a run, as verdicts compare the methods to which a view applies."""
+    return [_draw(run, number, view) for number in range(len(run.compared))]
+
+
+def _draw(run: Run, number: int, view: str) -> Draw:
+    seed_run, kept = run.compared[number], torch.ones(len(run.compared[number].total), dtype=torch.bool)
+    if view == "clean":
+        kept = ~seed_run.has_outliers
+    if view == "ever_selected":
+        kept = ~torch.stack([counts.never_selected for counts in seed_run.counts.values()]).any(0)
+    shared = view == "shared"
+    sums = {name: counts.shared if shared else counts.evaluated for name, counts in seed_run.counts.items()}
+
+    def rows(method: str) -> Rows | None:
+        stored = run.predictions[number] if view == "evaluated" else {}
+        return Rows.of(stored[method]) if method in stored else None
+
+    return Draw(
+        sums={name: found[kept] for name, found in sums.items()}, total=seed_run.total[kept], rows=cache(rows),
+        new_data=seed_run.generated,
+    )  # fmt: skip
+
+
+def best_by(table: Mapping[str, Row], metric: Metric, draws: Sequence[Draw]) -> tuple[str, ...]:
+    """The best method of a table, then those that are not told apart from it."""
+    values = {name: row[metric.key].mean for name, row in table.items()}
+    key, higher = metric.compared or metric.key, metric.higher_is_better
+    return best(draws, key, values, higher_is_better=higher, digits=metric.digits).names
+
+
 def comparison_cells(
-    table: Mapping[str, Row], metrics: Sequence[Metric], published: Published | None = None
+    table: Mapping[str, Row], metrics: Sequence[Metric], draws: Sequence[Draw], published: Published | None = None
 ) -> dict[str, list[Cell]]:
-    """Method → a cell per metric; of one method alone, no cell is the best."""
-    best = {metric.key: best_and_tied(table, metric) if len(table) > 1 else [] for metric in metrics}
+    """Method → a cell per metric; where no method is told apart from the best, no cell is marked."""
+    names = {metric.key: best_by(table, metric, draws) for metric in metrics}
+    marked = {key: found if len(found) < len(table) else () for key, found in names.items()}
     numbers = published or {}
     return {
-        method: [Cell(row[m.key], method in best[m.key], numbers.get(method, {}).get(m.key), m.digits) for m in metrics]
+        method: [
+            Cell(row[m.key], method in marked[m.key], numbers.get(method, {}).get(m.key), m.digits) for m in metrics
+        ]
         for method, row in table.items()
     }
+
+
+def check_splits(runs: Sequence[Run]) -> None:
+    """Runs whose test rows are drawn in different ways are not compared."""
+    first, *others = runs
+    for run in others:
+        splits = first.compared[0].split, run.compared[0].split
+        if splits[0] != splits[1]:
+            raise InputError(
+                f"the test rows of {first.name} are drawn with split = {splits[0]!r} and those of {run.name} with "
+                f"{splits[1]!r}, which makes other numbers; run one of them again with the split of the other"
+            )
 
 
 def lead_metric(run: Run) -> Metric:
@@ -224,27 +275,6 @@ def best_methods(run: Run, limit: int) -> tuple[str, ...]:
     return tuple(method for method in run.methods if method in ranked)
 
 
-def best_and_tied(table: Mapping[str, Row], metric: Metric) -> list[str]:
-    """The best method, then those that tie with it.
-
-    All methods of a seed share clients, batches and outliers, so differences are paired by seed. A method ties if the
-    95 % interval of its mean difference to the best contains 0, or if the difference disappears in the table. One seed
-    has no interval; there, only the latter is a tie.
-    """
-    values = {method: row[metric.key] for method, row in table.items()}
-    first = (max if metric.higher_is_better else min)(values, key=lambda method: values[method].mean)
-    visible = 0.5 * 10**-metric.digits
-    return [first] + [m for m in values if m != first and _is_tie(values[first], values[m], visible)]
-
-
-def _is_tie(a: SeedValues, b: SeedValues, visible: float) -> bool:
-    if abs(a.mean - b.mean) < visible:
-        return True
-    if len(a.values) != len(b.values) or len(a.values) < 2:
-        return False
-    return paired_difference(a.values, b.values).sign() == 0
-
-
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 _MAX_GROUPS = 12  # with a column each
@@ -257,6 +287,7 @@ class GroupTable(NamedTuple):
     groups: tuple[Metric, ...]  # the score in each group; empty: there are too many
     metrics: tuple[Metric, ...]  # the worst group, and the spread over groups
     rows: dict[str, Row]  # by method
+    draws: list[Draw]
     worst: dict[str, str]  # method → its worst group; empty: seeds have no common groups
 
 
@@ -273,7 +304,10 @@ def group_tables(run: Run) -> list[GroupTable]:
         names = [n for n in first[column].values if all(n in g.values for seeds in found.values() for g in seeds)]
         if column == RANGE and any(list(g.values) != names for seeds in found.values() for g in seeds):
             names = []
-        groups = tuple(_column(score, f"group {n}", n, about) for n in names)
+        draws = [_draw_of_groups(seed_run, list(first).index(column), list(first)) for seed_run in run.compared]
+        present = draws[0].total.sum(0).nonzero().flatten().tolist()
+        place = dict(zip(first[column].values, present, strict=True))
+        groups = tuple(replace(_column(score, f"group {n}", n, about), compared=f"group {place[n]}") for n in names)
         rows = {
             method: {metric.key: SeedValues(tuple(g.by_name()[metric.key] for g in seeds)) for metric in metrics}
             | {f"group {n}": SeedValues(tuple(g.values[n] for g in seeds)) for n in names}
@@ -285,15 +319,25 @@ def group_tables(run: Run) -> list[GroupTable]:
             for m, row in rows.items()
             if names
         }
-        tables.append(GroupTable(column, groups if len(groups) <= _MAX_GROUPS else (), metrics, rows, worst))
+        tables.append(GroupTable(column, groups if len(groups) <= _MAX_GROUPS else (), metrics, rows, draws, worst))
     return tables
+
+
+def _draw_of_groups(seed_run: SeedRun, place: int, columns: Sequence[str]) -> Draw:
+    by_method = {
+        name: list(counts.by_grouping(seed_run.total, columns).values())[place]
+        for name, counts in seed_run.counts.items()
+    }
+    total = next(iter(by_method.values())).total
+    return Draw(sums={n: found.sums for n, found in by_method.items()}, total=total, new_data=seed_run.generated)
 
 
 def _group_metrics(score: Score) -> tuple[Metric, ...]:
     in_clients, worst = "std over a client’s groups, mean over clients", f"{score.title} of a client’s worst group"
-    return (
-        _column(score, "worst", "worst group", f"{score.title} of the worst group"),
-        _column(score, "spread", "spread", "std over groups", spread=True),
-        _column(score, "client_spread_mean", "spread in clients", in_clients, spread=True),
-        _column(score, "client_worst", "worst in clients", f"{worst}, mean over clients"),
-    )
+    columns = {
+        "worst group": _column(score, "worst", "worst group", f"{score.title} of the worst group"),
+        "group spread": _column(score, "spread", "spread", "std over groups", spread=True),
+        "client_data_fairness_mean": _column(score, "client_spread_mean", "spread in clients", in_clients, spread=True),
+        "worst in clients": _column(score, "client_worst", "worst in clients", f"{worst}, mean over clients"),
+    }
+    return tuple(replace(metric, compared=key) for key, metric in columns.items())

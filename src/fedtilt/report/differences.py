@@ -1,13 +1,14 @@
 """Two runs side by side: which settings differ, and how much each method gains or loses."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedtilt.evaluation.client_differences import Draw
 from fedtilt.evaluation.over_seeds import SeedValues
-from fedtilt.evaluation.statistics import mean_difference, paired_difference
-from fedtilt.report.compare import Metric, comparison_table, overview_metrics
-from fedtilt.report.run_reader import Run
-from fedtilt.report.tables import format_interval
+from fedtilt.evaluation.verdicts import LEVEL, Verdict, compare
+from fedtilt.report.compare import Metric, check_splits, comparison_table, draws_of, overview_metrics
+from fedtilt.report.run_reader import Run, SeedRun
 from fedtilt.storage.provenance import flat_settings
 
 _MAX_SETTINGS = 20  # that are listed
@@ -25,8 +26,8 @@ class MetricChange(NamedTuple):
 
     first: float
     second: float
-    text: str  # second − first, with its interval if both runs have several seeds in common
-    better: int  # 1 or −1 if the interval excludes 0, else 0
+    text: str  # second − first, with its interval if both runs have the same test rows
+    better: int  # 1 or −1 if the second is better or worse beyond chance, else 0
 
 
 class RunDifferences(NamedTuple):
@@ -36,40 +37,75 @@ class RunDifferences(NamedTuple):
     rows: dict[str, list[MetricChange]]  # method that both have → a change per metric
     settings: list[tuple[str, str, str]]  # key, value in the first run, in the second
     other: str  # what else differs, in words
-    pairs: int  # seeds that both runs have; 0: the means of all seeds are compared
+    pairs: int  # seeds with the same test rows in both; 0: the means of all seeds are shown, and not compared
 
 
 def differences(first: Run, second: Run) -> RunDifferences:
     """The second run against the first; both have the same score."""
+    check_splits([first, second])
     metrics = overview_metrics(first, second)
-    seeds = [[seed_run.seed for seed_run in run.compared] for run in (first, second)]
-    common = [seed for seed in seeds[0] if seed in seeds[1]]
+    numbers = [{seed_run.seed: n for n, seed_run in enumerate(run.compared)} for run in (first, second)]
+    common = [
+        (n, numbers[1][seed])
+        for seed, n in numbers[0].items()
+        if seed in numbers[1] and _same_rows(first.compared[n], second.compared[numbers[1][seed]])
+    ]
     tables = [comparison_table(run, "evaluated") for run in (first, second)]
-    rows = {}
-    for method in tables[0]:
-        if method in tables[1]:
-            both = [(tables[0][method][m.key], tables[1][method][m.key], m) for m in metrics]
-            rows[method] = [_change(a, b, m, seeds, common) for a, b, m in both]
+    methods = [method for method in tables[0] if method in tables[1]]
+    drawn = [draws_of(run) for run in (first, second)]
+    paired = [_both(drawn[0][n], drawn[1][m], methods) for n, m in common]
+    rows: dict[str, list[MetricChange]] = {method: [] for method in methods}
+    for metric in metrics:
+        found = _compare(paired, metric, methods) if paired else dict.fromkeys(methods)
+        for method in methods:
+            a, b = (table[method][metric.key] for table in tables)
+            if common:
+                a, b = (SeedValues(tuple(v.values[pair[n]] for pair in common)) for n, v in enumerate((a, b)))
+            rows[method].append(_change(a.mean, b.mean, metric, found[method]))
     changed = list(_changed(first.fingerprint, second.fingerprint))
     other = [text for key, text in _DIGESTS.items() if _differ(first.fingerprint, second.fingerprint, key)]
     return RunDifferences(metrics, rows, changed[:_MAX_SETTINGS], ", ".join(other), len(common))
+
+
+def _same_rows(first: SeedRun, second: SeedRun) -> bool:
+    same = first.total.shape == second.total.shape and bool((first.total == second.total).all())
+    return same and first.client_names == second.client_names
+
+
+def _both(first: Draw, second: Draw, methods: Sequence[str]) -> Draw:
+    """The methods of both runs on the same test rows: (method, 0) of the first, (method, 1) of the second."""
+    draws = (first, second)
+    return Draw(
+        sums={f"{number} {name}": draws[number].sums[name] for name in methods for number in (0, 1)},
+        total=first.total,
+        rows=lambda name: draws[int(name[0])].rows(name[2:]),
+        new_data=first.new_data,
+    )
+
+
+def _compare(draws: Sequence[Draw], metric: Metric, methods: Sequence[str]) -> dict[str, Verdict | None]:
+    """By method, with the intervals and p corrected for all of them by Bonferroni."""
+    pairs, higher = [(f"1 {name}", f"0 {name}") for name in methods], metric.higher_is_better
+    found = compare(draws, metric.key, pairs, higher_is_better=higher, confidence=1 - LEVEL / len(methods))
+    corrected = (verdict._replace(p_value=min(1.0, len(methods) * verdict.p_value)) for verdict in found)
+    return dict(zip(methods, corrected, strict=True))
+
+
+def _change(first: float, second: float, metric: Metric, verdict: Verdict | None) -> MetricChange:
+    change = f"{second - first:+.{metric.digits}f}".replace("-", "−") if second != first else "0"
+    if verdict is None:
+        return MetricChange(first, second, f"{change} (other test rows: not compared)", 0)
+    if math.isfinite(verdict.low) and second != first:
+        ends = (verdict.low, verdict.high) if metric.higher_is_better else (-verdict.high, -verdict.low)
+        low, high = (f"{end:+.{metric.digits}f}".replace("-", "−") for end in ends)
+        change += f" ({low} to {high})"
+    return MetricChange(first, second, change, verdict.sign())
 
 
 def _differ(first: Mapping[str, Any], second: Mapping[str, Any], key: str) -> bool:
     if key == "partition" and first.get("outliers") != second.get("outliers"):
         key = "sizes"  # the digest of a partition also says which clients have outliers
     return first.get(key) != second.get(key)
-
-
-def _change(a: SeedValues, b: SeedValues, metric: Metric, seeds: list[list[int]], common: list[int]) -> MetricChange:
-    if common:
-        ours, theirs = ([v.values[s.index(seed)] for seed in common] for v, s in ((b, seeds[1]), (a, seeds[0])))
-        difference = paired_difference(ours, theirs)
-    else:
-        difference = mean_difference([b.mean - a.mean])
-    sign = 1 if metric.higher_is_better else -1
-    text = "0" if difference.low == difference.high == 0 else format_interval(difference)
-    return MetricChange(a.mean, b.mean, text, sign * difference.sign())
 
 
 def _changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fedtilt.data.groups import CLASS
-from fedtilt.evaluation.comparison import compare_clients
+from fedtilt.evaluation.client_differences import Draw
 from fedtilt.evaluation.scores import ACCURACY, client_scores
+from fedtilt.evaluation.verdicts import LEVEL, Verdict, compare, holm
 from fedtilt.report.compare import VIEWS, rare_class
 from fedtilt.report.run_reader import Run
 from fedtilt.text_tables import first_names, join_words
@@ -54,16 +55,18 @@ def _unfinished(run: Run) -> Iterator[Note]:
 
 
 def _seeds(run: Run) -> Iterator[Note]:
+    """What the marks of the best methods mean."""
     count = len(run.compared)
-    if count == 1:
-        yield Note("seeds", "One seed: small differences may be chance; more seeds give error bars.")
-        return
-    few = " With fewer than five seeds, most differences are ties." if count < 5 else ""
-    yield Note(
-        "seeds",
-        f"±: standard deviation over {count} seeds. A tie is a difference to the best whose 95 % interval, paired by "
-        f"seed, contains 0.{few}",
+    told_apart = (
+        "Methods are told apart beyond the chance of clients and of their rows, at 5 % for all methods together"
     )
+    if count == 1:
+        yield Note("seeds", f"{told_apart}. One seed: others may train other models.")
+        return
+    how = "the seeds divide the same data again and share rows, so that p is twice the median of theirs"
+    if all(seed_run.generated for seed_run in run.compared):
+        how = "the seeds draw new data" + (" and are a sample" if count > 2 else "; p is twice their median")
+    yield Note("seeds", f"{told_apart}; {how}. ±: standard deviation over {count} seeds, which is no test.")
 
 
 def _never_selected(run: Run) -> Iterator[Note]:
@@ -133,36 +136,39 @@ def _outliers(run: Run) -> Iterator[Note]:
 
 def _personal_models(run: Run) -> Iterator[Note]:
     """Personal models that are worse than the shared one."""
-    for method in run.methods:
-        if text := _about_personal(run, method):
-            yield Note("personal models", text)
+    methods = [m for m in run.methods if all(s.counts[m].personal is not None for s in run.compared)]
+    noticed = {method: means for method in methods if (means := _personal_and_shared(run, method)) is not None}
+    found = {method: _personal_against_shared(run, method).p_value for method in methods} if noticed else {}
+    adjusted = dict(zip(found, holm(list(found.values())), strict=True))
+    for method, means in noticed.items():
+        chance = "" if adjusted[method] <= LEVEL else ", which may be chance"
+        values = [run.score.text(v, 1) if run.score.unit else f"{v:.4g}" for v in means]
+        yield Note(
+            "personal models",
+            f"The personal models of {method} are worse than its shared model: {run.score.title} {values[0]} against "
+            f"{values[1]}, mean over clients{chance}. Raise mu, or use the shared model.",
+        )
 
 
-def _about_personal(run: Run, method: str) -> str:
-    """Whether the personal models of a method are worse than its shared model."""
-    gaps, means = [], []
+def _personal_and_shared(run: Run, method: str) -> tuple[float, float] | None:
+    """The mean scores of the personal models and of the shared one, if the former are noticeably worse."""
+    counts = [(seed_run.counts[method], seed_run.total) for seed_run in run.compared]
+    personal, shared = (
+        fmean(float(client_scores(getattr(found, kind), total).mean()) for found, total in counts)
+        for kind in ("personal", "shared")
+    )
+    worse = shared - personal if run.score.higher_is_better else personal - shared
+    return (personal, shared) if worse >= (_NOTICED if run.score.unit else 0.01 * shared) else None
+
+
+def _personal_against_shared(run: Run, method: str) -> Verdict:
+    draws = []
     for seed_run in run.compared:
         counts = seed_run.counts[method]
-        if counts.personal is None:
-            return ""
-        shared, personal = (client_scores(sums, seed_run.total) for sums in (counts.shared, counts.personal))
-        samples = seed_run.total.sum(1)
-        variance = sum(score * (100 - score) for score in (shared, personal)) / samples[samples > 0]
-        if run.score is not ACCURACY:
-            variance = torch.full_like(shared, torch.inf)  # unknown from sums of errors, with few clients
-        sign = 1 if run.score.higher_is_better else -1
-        gaps.append(compare_clients(sign * personal, sign * shared, variance))
-        means.append((float(shared.mean()), float(personal.mean())))
-    shared_mean, personal_mean = (fmean(values) for values in zip(*means, strict=True))
-    noticed = _NOTICED if run.score.unit else 0.01 * shared_mean
-    if fmean(gap.mean for gap in gaps) > -noticed:
-        return ""
-    chance = "" if all(gap.sign() < 0 for gap in gaps) else ", which may be chance"
-    values = [run.score.text(v, 1) if run.score.unit else f"{v:.4g}" for v in (personal_mean, shared_mean)]
-    return (
-        f"The personal models of {method} are worse than its shared model: {run.score.title} {values[0]} against "
-        f"{values[1]}, mean over clients{chance}. Raise mu, or use the shared model."
-    )
+        sums = {"personal": counts.evaluated, "shared": counts.shared}
+        draws.append(Draw(sums=sums, total=seed_run.total, new_data=seed_run.generated))
+    higher = run.score.higher_is_better
+    return compare(draws, run.score.name, [("personal", "shared")], higher_is_better=higher)[0]
 
 
 def _one_class(run: Run) -> Iterator[Note]:

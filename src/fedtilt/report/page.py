@@ -26,6 +26,7 @@ from fedtilt.version import __version__
 
 def build_page(runs: Sequence[Run], published: Sequence[compare.Published], folder: Path) -> str:
     """The whole page, a section per run with its published numbers; links are relative to the folder of the page."""
+    compare.check_splits(runs)
     # methods in figures get a colour first
     in_figures = [method for run in runs for method in compare.best_methods(run, MAX_METHODS)]
     method_styles = styles(list(dict.fromkeys(in_figures + [method for run in runs for method in run.methods])))
@@ -33,8 +34,7 @@ def build_page(runs: Sequence[Run], published: Sequence[compare.Published], fold
     main = html.render(
         "report.html.j2",
         runs=[
-            _run_values(i, run, numbers, method_styles, folder)
-            | {"overview": compare.comparison_cells(compare.comparison_table(run, "evaluated"), overview)}
+            _run_values(i, run, numbers, method_styles, folder) | {"overview": _overview(run, overview)}
             for i, (run, numbers) in enumerate(zip(runs, published, strict=True))
         ],
         overview_metrics=overview,
@@ -76,14 +76,20 @@ def _run_values(
                 "title": compare.VIEWS[view].title,
                 "description": compare.VIEWS[view].description,
                 "metrics": metrics,
-                "rows": compare.comparison_cells(table, metrics, published if view == "evaluated" else {}),
+                "rows": compare.comparison_cells(
+                    table, metrics, compare.draws_of(run, view), published if view == "evaluated" else {}
+                ),
                 "baselines": _baseline_cells(run, metrics) if view == "evaluated" else {},
             }
             for view, table in compare.comparison_tables(run).items()
             for metrics in [compare.view_metrics(run, view)]
         ],
         "groups": [
-            {"column": table.column, "metrics": metrics, "rows": compare.comparison_cells(table.rows, metrics)}
+            {
+                "column": table.column,
+                "metrics": metrics,
+                "rows": compare.comparison_cells(table.rows, metrics, table.draws),
+            }
             for table in compare.group_tables(run)
             for metrics in [(*table.groups, *table.metrics)]
         ],
@@ -104,6 +110,10 @@ def _run_values(
         "seeds": run.seeds,
         "environment": run.environment,
     } | _settings(run)
+
+
+def _overview(run: Run, metrics: Sequence[compare.Metric]) -> dict[str, list[compare.Cell]]:
+    return compare.comparison_cells(compare.comparison_table(run, "evaluated"), metrics, compare.draws_of(run))
 
 
 def _baseline_cells(run: Run, metrics: Sequence[compare.Metric]) -> dict[str, list[compare.Cell | None]]:

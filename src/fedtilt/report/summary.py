@@ -2,44 +2,45 @@
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, median
+from statistics import median
 
 import torch
 
 from fedtilt.evaluation.certificate import Certificate, describe
+from fedtilt.evaluation.metrics import BEYOND_CHANCE
 from fedtilt.evaluation.scores import ACCURACY, MAE, Score, shares_of
-from fedtilt.evaluation.true_spread import fairness_difference, true_spread
+from fedtilt.evaluation.true_spread import true_spread
 from fedtilt.report import compare, weak_spots
 from fedtilt.report.figure import capitalise
-from fedtilt.report.run_reader import Run, SeedRun
+from fedtilt.report.run_reader import Run
 from fedtilt.text_tables import article, join_words
 
 
 def headline(run: Run) -> str:
-    """The main result: which methods have the best score and are fairest, or tie."""
-    table = compare.comparison_table(run, "evaluated")
+    """The main result: which method has the best score and is fairest, or which are not told apart."""
+    draws, table = compare.draws_of(run), compare.comparison_table(run, "evaluated")
     main, fairness = compare.lead_metric(run), compare.fairness_metrics(run)
     if len(table) == 1:
         (name, row), = table.items()  # fmt: skip
         amounts = [f"{article(metric.title)} {metric.title} of {_amount(row, metric)}" for metric in (main, *fairness)]
         return f"{name} reaches {join_words(amounts)}."
     wins: dict[str, list[str]] = {}  # method → what it is best in
-    ties: dict[tuple[str, ...], list[str]] = {}  # methods that tie → in what
+    ties: dict[tuple[str, ...], list[str]] = {}  # methods that are not told apart → in what
     highest = "highest" if main.higher_is_better else "lowest"
     for metric, superlative in ((main, highest), *((metric, "best") for metric in fairness)):
-        group = compare.best_and_tied(table, metric)
-        tied = tuple(m for m in table if m in group)
-        amounts = list(dict.fromkeys(_amount(table[m], metric) for m in tied))
-        if len(group) == 1 or (metric is main and len(amounts) > 1):
-            text = f"the {superlative} {metric.title} ({_amount(table[group[0]], metric)})"
-            if len(group) > 1:  # the best is named, and what it may be worth
-                others = join_words([f"{m} ({_amount(table[m], metric)})" for m in group[1:]])
-                text += f", which {len(run.compared)} seeds do not tell apart from {others}"
-            wins.setdefault(group[0], []).append(text)
+        names = compare.best_by(table, metric, draws)
+        if len(names) == 1:
+            wins.setdefault(names[0], []).append(
+                f"the {superlative} {metric.title} ({_amount(table[names[0]], metric)})"
+            )
         else:
+            tied = tuple(m for m in table if m in names)
+            amounts = list(dict.fromkeys(_amount(table[m], metric) for m in tied))
             ties.setdefault(tied, []).append(f"in {metric.title} ({join_words(amounts)})")
     clauses = [f"{name} has {join_words(what)}" for name, what in wins.items()]
-    clauses += [f"{_name_methods(group, len(table))} tie {join_words(what)}" for group, what in ties.items()]
+    clauses += [
+        f"{_name_methods(group, len(table))} are not told apart {join_words(what)}" for group, what in ties.items()
+    ]
     text = "; ".join(clauses) + "."
     return f"A{text[1:]}" if text.startswith("all ") else text
 
@@ -92,14 +93,17 @@ def fairness_beyond_chance(run: Run) -> str:
         known = [spread for spread in found if not spread.reason]
         low, high = (median(getattr(s, end) for s in known) if known else math.nan for end in ("low", "high"))
         texts.append(f"{method} {low:{digits}} to {high:{digits}}" if known else f"{method} none, as {found[0].reason}")
-    fairest = min(spreads, key=lambda method: fmean(spread.estimate for spread in spreads[method]))
-    others = [m for m in spreads if m != fairest and all(_is_fairer(s, fairest, m) for s in run.compared)]
+    fairest, others = _fairest(run, tuple(spreads))
     fairer = f"; {fairest} is fairer than {join_words(others)} beyond chance" if others else ""
     return f"std over clients of the true {run.score.title}; 95 % intervals: {', '.join(texts)}{fairer}"
 
 
-def _is_fairer(seed_run: SeedRun, ours: str, theirs: str) -> bool:
-    return fairness_difference(seed_run.sums(ours), seed_run.sums(theirs), seed_run.total).sign() < 0
+def _fairest(run: Run, methods: Sequence[str]) -> tuple[str, list[str]]:
+    """The fairest of these methods beyond chance, and those that it is fairer than."""
+    metric = next(metric for metric in compare.metrics_of(run) if metric.key == BEYOND_CHANCE)
+    table = compare.comparison_table(run, "evaluated")
+    names = compare.best_by({method: table[method] for method in methods}, metric, compare.draws_of(run))
+    return names[0], [method for method in methods if method not in names]
 
 
 def certificates(run: Run) -> str:

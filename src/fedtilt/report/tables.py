@@ -13,7 +13,8 @@ from fedtilt.text_tables import csv_text, markdown_table, markdown_text
 
 
 def as_markdown(runs: Sequence[Run], published: Sequence[compare.Published]) -> str:
-    """A section per run: the summary, then a table per view; the best method and its ties are bold."""
+    """A section per run: the summary, then a table per view; what is not told apart from the best is bold."""
+    compare.check_splits(runs)
     blocks = []
     for run, numbers in zip(runs, published, strict=True):
         blocks += [f"## {markdown_text(run.name)}", f"{markdown_text(summary.facts(run))}."]
@@ -27,7 +28,9 @@ def as_markdown(runs: Sequence[Run], published: Sequence[compare.Published]) -> 
             title, description, _ = compare.VIEWS[view]
             evaluated = view == "evaluated"
             baselines = compare.baseline_table(run) if evaluated else {}
-            rows = _markdown_table(table, compare.view_metrics(run, view), numbers if evaluated else {}, baselines)
+            metrics = compare.view_metrics(run, view)
+            cells = compare.comparison_cells(table, metrics, compare.draws_of(run, view), numbers if evaluated else {})
+            rows = _markdown_table(cells, metrics, numbers if evaluated else {}, baselines)
             blocks += [f"### {title}", description, rows]
     return "\n\n".join(blocks) + "\n"
 
@@ -81,13 +84,13 @@ def format_interval(difference: PairedDifference) -> str:
 
 
 def _markdown_table(
-    table: Mapping[str, compare.Row],
+    table: Mapping[str, Sequence[compare.Cell]],
     metrics: Sequence[compare.Metric],
     published: compare.Published,
     baselines: Mapping[str, compare.Row],
 ) -> str:
     lines: list[list[str]] = []
-    for method, cells in compare.comparison_cells(table, metrics, published).items():
+    for method, cells in table.items():
         texts = [format_mean_std(cell.values, cell.digits) for cell in cells]
         bold = [f"**{text}**" if cell.is_best else text for text, cell in zip(texts, cells, strict=True)]
         lines.append([markdown_text(method), *bold])

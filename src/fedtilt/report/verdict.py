@@ -1,20 +1,14 @@
 """Sentences on whether federation helps: against which baseline, and which clients it does not help."""
 
-from collections.abc import Sequence
-from statistics import fmean
+import math
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from fedtilt.evaluation.comparison import Comparison, compare
-from fedtilt.evaluation.decision_metrics import METRICS
-from fedtilt.evaluation.gains import Gains, client_gains
-from fedtilt.evaluation.intervals import bootstrap
-from fedtilt.evaluation.metrics_frame import with_targets
-from fedtilt.evaluation.predictions import CLIENT, Predictions
-from fedtilt.evaluation.statistics import PairedDifference
-from fedtilt.evaluation.weighted_predictions import Weighted
+from fedtilt.evaluation.client_differences import Draw, Rows
+from fedtilt.evaluation.gains import Gains, client_gains, differences_by_client
+from fedtilt.evaluation.predictions import Predictions
+from fedtilt.evaluation.verdicts import LEVEL, Verdict, compare, worse_clients
 from fedtilt.report.compare import baseline_table, comparison_table, lead_metric, rare_class
-from fedtilt.report.run_reader import Run
+from fedtilt.report.run_reader import Run, SeedRun
 from fedtilt.text_tables import article, join_words
 
 _MAX_NAMES = 5  # of clients
@@ -24,14 +18,13 @@ _POOLED = {
     "pooled boosting": "gradient boosting",
 }
 _CONSTANTS = {"majority": "the majority class", "mean": "the mean", "frequencies": "frequencies in the training data"}
-_RESAMPLES = 500
 
 
 def verdict(run: Run) -> list[str]:
     """Whether the best method is better than every client alone, than one prediction for all, and than pooled rows.
 
-    Empty if the run has no baselines, or has not stored its predictions. The best method is chosen on the data that it
-    is compared on, so the confidence of its intervals is raised by the number of methods (Bonferroni).
+    Empty if the run has no baselines, or has not stored its predictions. The best method is chosen on the rows that it
+    is compared on, so that its intervals and verdicts are corrected for all methods.
     """
     stored = run.predictions
     names = [name for name in run.baselines if all(name in by_name for by_name in stored)]
@@ -46,9 +39,9 @@ def verdict(run: Run) -> list[str]:
         sentences.append(_about_constant(run, best, constant, rows[constant][lead.key].mean))
     if pooled := [name for name in names if name.startswith("pooled")]:
         model = choose(pooled, key=lambda name: rows[name][lead.key].mean)
-        gap = _difference(run, best, model)
+        gap = _difference(run, best, model, len(run.methods) * len(pooled))
         value = _value(run, rows[model][lead.key].mean)
-        clearly = {1: "is worse", 0: "is not clearly better", -1: "is better"}
+        clearly = {1: "is worse", 0: "is not told apart", -1: "is better"}
         sentences.append(
             f"With all rows in one place, {_POOLED[model]} has {value} and {clearly[gap.sign()]}: against it, "
             f"{_change(run, best, gap)}."
@@ -58,26 +51,29 @@ def verdict(run: Run) -> list[str]:
 
 def _about_local(run: Run, best: str) -> list[str]:
     gap = _difference(run, best, "local")
-    over = "on all test samples" if rare_class(run) is not None else f"mean over {gap.pairs:,} clients"
+    over = f"mean over {len(run.compared[0].tested):,} clients"
+    if rare_class(run) is not None:
+        over = "on all test samples"
     text = f"against every client alone, {_change(run, best, gap)}, {over}"
     sentence = {
         1: f"Federation helps: {text}.",
-        0: f"Whether federation helps is not clear: {text}.",
+        0: f"Federation and every client alone are not told apart: {text}.",
         -1: f"Federation does not help here: {text}.",
     }[gap.sign()]
     if rare_class(run) is not None:  # the accuracy of a client says little, and its AUPRC is uncertain
         return [sentence]
-    found = _comparison(run, best, "local")
-    worse, lower = found.worse(), [name for name, value in found.clients.items() if value < 0]
+    differences = [differences_by_client(by_name[best], by_name["local"]) for by_name in run.predictions]
+    worse = worse_clients(differences)
+    lower = [name for name, rows in differences[0].items() if rows.mean() < 0]
     seed = f" in seed {run.compared[0].seed}" if len(run.compared) > 1 else ""
     counts = ", ".join(gains_of(run, best, "local").counts)
-    shares = f"By the 95 % intervals of their own test samples{seed}: {counts}."
+    shares = f"By the 95 % intervals of their own rows{seed}: {counts}."
     if worse:
-        return [sentence, f"Better off alone beyond chance{seed}: {_names(worse)}.", shares]
+        return [sentence, f"Better off alone beyond chance: {_names(worse)}.", shares]
     if lower:
         by_chance = f"a better {run.score.title} alone{seed}, none beyond chance: {_names(lower)}"
         verb = "has" if len(lower) == 1 else "have"
-        return [sentence, f"{len(lower)} of {len(found.clients)} clients {verb} {by_chance}.", shares]
+        return [sentence, f"{len(lower)} of {len(differences[0])} clients {verb} {by_chance}.", shares]
     return [sentence, f"No client has a better {run.score.title} alone{seed}.", shares]
 
 
@@ -95,7 +91,7 @@ def _about_constant(run: Run, best: str, constant: str, value: float) -> str:
     what, change = f"{what} has {_value(run, value)}", _change(run, best, gap)
     if gap.sign() > 0:
         return f"{what}; against it, {change}."
-    return f"{what}, and no method is clearly better: against it, {change}. Train longer, or look at the columns."
+    return f"{what}, and no method is better beyond chance: against it, {change}. Train longer, or look at the columns."
 
 
 def _value(run: Run, value: float) -> str:
@@ -106,42 +102,37 @@ def _value(run: Run, value: float) -> str:
     return f"{article(run.score.title)} {run.score.title} of {value:.4g}"
 
 
-def _change(run: Run, method: str, gap: PairedDifference) -> str:
+def _change(run: Run, method: str, gap: Verdict) -> str:
     """By how much a method changes the score, with its interval."""
     what = "AUPRC" if rare_class(run) is not None else run.score.title
     digits, unit = (3, "") if rare_class(run) is not None else (1, " points") if run.score.unit else (None, "")
     # of errors, a positive difference is a lower error; the text has the sign of the error itself
     sign = 1 if run.score.higher_is_better else -1
     ends = sorted(sign * end for end in (gap.low, gap.high))
-    texts = (f"{v:+.4g}" if digits is None else f"{v:+.{digits}f}" for v in (sign * gap.mean, *ends))
+    texts = (f"{v:+.4g}" if digits is None else f"{v:+.{digits}f}" for v in (sign * gap.difference, *ends))
     mean, low, high = (text if float(text) else text[1:] for text in texts)  # 0.0 has no sign
-    return f"{method} changes the {what} by {mean}{unit} (95 % interval {low} to {high})".replace("-", "−")
+    interval = f"95 % interval {low} to {high}" if math.isfinite(gap.low) else gap.reason
+    return f"{method} changes the {what} by {mean}{unit} ({interval})".replace("-", "−")
 
 
-def _difference(run: Run, ours: str, theirs: str) -> PairedDifference:
-    """The difference over all seeds; positive: ours is better."""
-    confidence = 1 - 0.05 / len(run.methods)
-    if rare_class(run) is None:
-        return _comparison(run, ours, theirs, confidence).difference
-    found = [_auprc_difference(by_name[ours], by_name[theirs], confidence) for by_name in run.predictions]
-    mean = fmean(gap.mean for gap in found)
-    below, above = max(gap.mean - gap.low for gap in found), max(gap.high - gap.mean for gap in found)
-    return found[0]._replace(mean=mean, low=mean - below, high=mean + above)  # the widest of the seeds
+def _difference(run: Run, ours: str, theirs: str, asked: int = 0) -> Verdict:
+    """Ours against theirs, corrected by Bonferroni for as many pairs: ours was chosen among all methods."""
+    draws = [
+        _draw(by_name, (ours, theirs), seed_run)
+        for by_name, seed_run in zip(run.predictions, run.compared, strict=True)
+    ]
+    lead, pairs = lead_metric(run), asked or len(run.methods)
+    (found,) = compare(
+        draws, lead.key, [(ours, theirs)], higher_is_better=lead.higher_is_better, confidence=1 - LEVEL / pairs
+    )
+    return found._replace(p_value=min(1.0, pairs * found.p_value))
 
 
-def _comparison(run: Run, ours: str, theirs: str, confidence: float = 0.95) -> Comparison:
-    return compare([(by_name[ours], by_name[theirs]) for by_name in run.predictions], confidence)
-
-
-def _auprc_difference(ours: Predictions, theirs: Predictions, confidence: float) -> PairedDifference:
-    """The difference of the AUPRC of the rare class, on the same resamples of clients, or of samples."""
-    clients, metrics = ours.groupings[CLIENT].codes.numpy(), ["auprc"]
-    drawn = [bootstrap(with_targets(p), clients, metrics, _RESAMPLES, 0).values["auprc"] for p in (ours, theirs)]
-    gaps, whole = drawn[0] - drawn[1], np.ones((1, len(clients)))
-    value, other = (float(METRICS["auprc"].values(Weighted(with_targets(p), whole))[0]) for p in (ours, theirs))
-    tail = (1 - confidence) / 2
-    low, high = np.nanquantile(gaps, [tail, 1 - tail])
-    return PairedDifference(value - other, float(low), float(high), np.nan, np.nan, len(gaps))
+def _draw(stored: Mapping[str, Predictions], names: Sequence[str], seed_run: SeedRun) -> Draw:
+    """Methods and baselines, from their predictions."""
+    counts, rows = {name: stored[name].counts() for name in names}, {name: Rows.of(stored[name]) for name in names}
+    sums = {name: found for name, (found, _) in counts.items()}
+    return Draw(sums=sums, total=counts[names[0]][1], rows=rows.get, new_data=seed_run.generated)
 
 
 def thresholds(run: Run) -> list[str]:

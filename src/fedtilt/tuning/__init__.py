@@ -2,6 +2,6 @@
 
 The modules: `axes` (what is varied), `objectives` (what is compared), `tuned_method` (the method and its candidates),
 `plan` (who trains for how long), `sampler` (Optuna), `trial` (settings that train together), `training` (all settings
-of a stage), `search` (all stages), `decision` (standard errors, Pareto front, recommendation), `result` and `tune`
+of a stage), `search` (all stages), `decision` (verdicts, Pareto front, recommendation), `result` and `tune`
 (`ft.tune` and `fedtilt tune`).
 """

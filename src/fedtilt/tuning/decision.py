@@ -1,54 +1,15 @@
-"""The recommendation: standard errors of differences on validation data, the Pareto front, and the decision."""
+"""The recommendation: differences on validation data beyond chance, the Pareto front, and the decision."""
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean, pstdev, stdev
+from statistics import fmean
 from typing import NamedTuple
 
-from fedtilt import seeds
-from fedtilt.tuning.objectives import Constraint, Objective, ScoreTable, SeedScores
+from fedtilt.evaluation.verdicts import LEVEL, Verdict, compare, holm
+from fedtilt.tuning.objectives import Constraint, Objective, SeedScores, draw_of
 
 Values = Mapping[str, float]  # objective → value
 MAX_LOSS = 5.0  # points below the best accuracy, or percent above the least error: a collapsed model may be fair
-_RESAMPLES = 100
-
-
-class Difference(NamedTuple):
-    """How much better a setting is than another one, and how certain that is."""
-
-    gain: float  # positive: better
-    error: float  # standard error
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether it is better by more than one standard error."""
-        return self.gain > self.error
-
-
-def difference(ours: SeedScores, theirs: SeedScores, objective: Objective) -> Difference:
-    """How much better `ours` is than `theirs`, paired by seed and client.
-
-    The standard error is the larger of two: that of the clients and their validation samples, by a bootstrap over
-    clients that draws the same clients for both, and, with several seeds, that of the seeds.
-    """
-    gains = [objective.better(objective.value(ours[seed]), objective.value(theirs[seed])) for seed in ours]
-    resampled = [_resampled_gains(ours[seed], theirs[seed], objective, seed) for seed in ours]
-    drawn = [fmean(draw) for draw in zip(*resampled, strict=True)]
-    defined = [gain for gain in drawn if not math.isnan(gain)]  # clients without a class have no AUPRC of it
-    errors = [pstdev(defined) if defined else math.inf]
-    if len(gains) > 1:
-        errors.append(stdev(gains) / math.sqrt(len(gains)))
-    return Difference(fmean(gains), max(errors))
-
-
-def _resampled_gains(ours: ScoreTable, theirs: ScoreTable, objective: Objective, seed: int) -> list[float]:
-    """The gain on clients that are drawn with replacement, many times."""
-    clients = (ours.total.sum(1) > 0).nonzero()[:, 0]
-    draws = clients[seeds.integers(seeds.key(seed, "tune bootstrap"), (_RESAMPLES, len(clients)), len(clients))]
-    return [
-        objective.better(objective.value(ours.of_clients(rows)), objective.value(theirs.of_clients(rows)))
-        for rows in draws
-    ]
 
 
 def ranked(
@@ -132,21 +93,26 @@ class Decision(NamedTuple):
 
     chosen: str | None  # None: no setting keeps the constraints
     reason: str
-    differences: Mapping[str, Difference]  # of every other setting to the current one
+    differences: Mapping[str, Verdict]  # of every other setting to the current one, above 0: better
 
 
 def decide(
     scores: Mapping[str, SeedScores], values: Mapping[str, Values], current: str, by: Objective, main: Objective,
-    constraints: Sequence[Constraint],
+    constraints: Sequence[Constraint], tried: int = 0,
 ) -> Decision:  # fmt: skip
-    """Recommend a setting; the current one, unless another is better by more than one standard error.
+    """Recommend a setting; the current one, unless another is better beyond chance on the validation rows.
 
-    The settings are compared after the same number of rounds; the current one is missing if it diverged.
+    The settings are compared after the same number of rounds; the current one is missing if it diverged. Of several
+    settings, p is corrected by Holm for all that were `tried`, also those that were stopped earlier on the same rows;
+    the intervals are at the level of Bonferroni.
     """
     order = ranked(values, by, main, constraints)
     best, bounds = order[0], " and ".join(map(str, constraints))
     compared = [name for name in order if name != current and current in scores]
-    others = {name: difference(scores[name], scores[current], by) for name in compared}
+    tried = max(1, tried, len(compared))
+    others = dict(zip(compared, _verdicts(scores, compared, current, by, tried), strict=True))
+    p_values = [verdict.p_value for verdict in others.values()]
+    adjusted = dict(zip(compared, holm(p_values + [1.0] * (tried - len(compared))), strict=False))
     if violation(values[best], constraints):
         return Decision(None, f"no setting has {bounds}; the nearest is {best!r}", others)
     if current not in scores:
@@ -156,15 +122,32 @@ def decide(
     if not others:
         return Decision(current, "keep yours: no other setting was trained as far", others)
     for name in order[: order.index(current)]:
-        gain, error = others[name]
-        if others[name].is_clear:
-            reason = f"{by.title} is {_amount(gain, by)} better than yours, with a standard error of {by.text(error)}"
+        if adjusted[name] <= LEVEL and others[name].difference > 0:
+            reason = f"{by.title} is {_amount(others[name].difference, by)} better than yours ({_p(adjusted[name])})"
             return Decision(name, reason, others)
-    gain, error = next(iter(others.values()))  # of the best other setting
-    if gain <= 0:
+    first, found = next(iter(others.items()))  # the best other setting
+    if found.difference <= 0:
         return Decision(current, f"keep yours: no other setting has a better {by.title}", others)
-    within = f"{_amount(gain, by)} better, within one standard error ({by.text(error)})"
-    return Decision(current, f"keep yours: {by.title} of the best other setting is {within}", others)
+    better = f"{by.title} of the best other setting is {_amount(found.difference, by)} better"
+    why = found.reason or _p(adjusted[first])
+    return Decision(current, f"keep yours: {better}, which is not told apart ({why})", others)
+
+
+def _verdicts(
+    scores: Mapping[str, SeedScores], names: Sequence[str], current: str, by: Objective, tried: int
+) -> list[Verdict]:
+    if not names:
+        return []
+    draws = [draw_of({name: scores[name][seed] for name in (current, *names)}, by) for seed in scores[current]]
+    pairs, higher = [(name, current) for name in names], by.higher_is_better
+    found = compare(draws, by.compared, pairs, higher_is_better=higher, confidence=1 - LEVEL / tried)
+    means = {name: fmean(by.value(table) for table in scores[name].values()) for name in (current, *names)}
+    gains = [by.better(means[name], means[current]) for name in names]  # also where nothing can be said about them
+    return [verdict._replace(difference=gain) for verdict, gain in zip(found, gains, strict=True)]
+
+
+def _p(value: float) -> str:
+    return f"p = {value:.2g}" if value >= 0.001 else "p < 0.001"
 
 
 def _amount(gain: float, by: Objective) -> str:

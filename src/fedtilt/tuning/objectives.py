@@ -13,6 +13,7 @@ from torch import Tensor
 from fedtilt.checks import number
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
+from fedtilt.evaluation.client_differences import Draw, Rows
 from fedtilt.evaluation.decision_metrics import METRICS
 from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.metrics import GroupCounts, Metrics, compute_group_metrics, compute_metrics
@@ -40,10 +41,15 @@ class ClientOutputs(NamedTuple):
         samples = torch.arange(len(clients)) - first + starts.repeat_interleave(chosen)
         return ClientOutputs(self.probabilities[samples], self.labels[samples], clients, self.rarer)
 
-    def metric(self, name: str) -> float:
-        """A metric, of two classes about the rarer one; NaN: not defined."""
+    @property
+    def samples(self) -> PredictedClasses:
+        """As metrics take them, of two classes about the rarer one."""
         positive = int(self.rarer) if self.rarer >= 0 else None
-        samples = PredictedClasses(self.labels.numpy(), self.probabilities.double().numpy(), positive)
+        return PredictedClasses(self.labels.numpy(), self.probabilities.double().numpy(), positive)
+
+    def metric(self, name: str) -> float:
+        """A metric; NaN: not defined."""
+        samples = self.samples
         return float(METRICS[name].values(Weighted(samples, np.ones((1, len(samples.labels)))))[0])
 
 
@@ -66,6 +72,13 @@ class ScoreTable(NamedTuple):
         outputs = None if self.outputs is None else self.outputs.of_clients(rows)
         return ScoreTable(self.sums[rows], self.total[rows], groups, outputs)
 
+    def rows(self) -> Rows | None:
+        """The rows as verdicts take them; None: only sums are known."""
+        if self.outputs is None:
+            return None
+        right = self.outputs.probabilities.argmax(1) == self.outputs.labels
+        return Rows(self.outputs.clients.numpy(), 100 * right.double().numpy(), self.outputs.samples)
+
 
 SeedScores = Mapping[int, ScoreTable]  # seed → the scores of one setting
 
@@ -80,6 +93,14 @@ class Objective:
     higher_is_better: bool
     value: Callable[[ScoreTable], float]
     needs_outputs: bool = False  # probabilities, beside the sums
+    of_group: str = ""  # the grouping that it is about
+
+    @property
+    def compared(self) -> str:
+        """The key by which settings are compared, see `client_differences`."""
+        if self.of_group:
+            return "worst group"
+        return "client_data_fairness_mean" if self.name == "class_fairness" else self.name
 
     def text(self, value: float) -> str:
         """A value in words, without its unit."""
@@ -158,7 +179,7 @@ def find_objective(name: str, federation: Federation) -> Objective:
     column, main = name.removeprefix(GROUP), next(iter(own.values()))
     return Objective(
         name, f"worst {column}", main.unit, main.higher_is_better,
-        lambda scores: compute_group_metrics(scores.groups[column], groups[column]).worst[1],
+        lambda scores: compute_group_metrics(scores.groups[column], groups[column]).worst[1], of_group=column,
     )  # fmt: skip
 
 
@@ -214,6 +235,13 @@ def parse_bounds(texts: Iterable[str], option: str) -> dict[str, float]:
         if not name or math.isnan(bounds[name]):
             raise InputError(f"{option} {text!r} is not NAME=NUMBER; write for example {option} accuracy=0.9")
     return bounds
+
+
+def draw_of(tables: Mapping[str, ScoreTable], by: Objective) -> Draw:
+    """The scores of several settings on the same validation rows, as verdicts take them."""
+    counts = {n: t.groups[by.of_group] if by.of_group else GroupCounts(t.sums, t.total) for n, t in tables.items()}
+    total = next(iter(counts.values())).total
+    return Draw(sums={n: found.sums for n, found in counts.items()}, total=total, rows=lambda n: tables[n].rows())
 
 
 def values_of(scores: SeedScores, objectives: Sequence[Objective]) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """The result of a search: the recommended setting, why, and all settings with their values on validation data."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,14 +22,14 @@ class TunedSetting:
     rounds: int  # after which it was stopped, or compared
     validation: Mapping[str, float]  # objective → value after these rounds
     gain: float | None  # how much better than the current one, by the objective; None: not compared with it
-    error: float | None  # standard error of the gain
+    interval: tuple[float, float] | None  # of the gain, at 95 % for all settings; None: as above, or nothing is known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
     """What a search found; `print` shows the recommendation.
 
-    `setting` is the recommended one. It is the current one where no other is better by more than one standard error.
+    `setting` is the recommended one. It is the current one where no other is better beyond chance.
     `ft.run(tuning.methods, federation, model, **tuning.train)` uses it.
     """
 
@@ -69,10 +70,11 @@ class Tuning:
         return f"{self.method}: {format_setting(self.setting)} ({self.reason})"
 
     def to_pandas(self) -> Any:
-        """A table with one row per setting: its values, its rounds, its objectives, its gain and standard error."""
+        """A table with one row per setting: its values, rounds, objectives, gain and the ends of its interval."""
         pandas = import_extra("pandas", "to_pandas()", "report")
         rows = [
-            {**row.setting, "rounds": row.rounds, **row.validation, "gain": row.gain, "standard_error": row.error}
+            {**row.setting, "rounds": row.rounds, **row.validation, "gain": row.gain}
+            | dict(zip(("low", "high"), row.interval or (None, None), strict=True))
             for row in self.settings.values()
         ]
         return pandas.DataFrame(rows, index=list(self.settings))
@@ -88,7 +90,7 @@ class Tuning:
                 "rounds": row.rounds,
                 "validation": dict(row.validation),
                 "gain": row.gain,
-                "standard_error": row.error,
+                "interval": row.interval and list(row.interval),
             }
             for name, row in self.settings.items()
         }
@@ -113,7 +115,8 @@ def result_of(search: Search) -> Tuning:
     plan, stage, tuned = search.plan, search.compared, search.tuned
     values = {name: search.values(by_seed) for name, by_seed in stage.scores.items()}
     if stage.scores:
-        decision = decide(stage.scores, values, tuned.name, plan.by, plan.main, plan.constraints)
+        tried = len(search.settings) - 1
+        decision = decide(stage.scores, values, tuned.name, plan.by, plan.main, plan.constraints, tried)
     else:
         decision = Decision(tuned.name, "keep yours: the budget ended before any setting was compared", {})
     chosen = decision.chosen or tuned.name
@@ -156,7 +159,7 @@ def _rows(search: Search, decision: Decision) -> dict[str, TunedSetting]:
                 setting=search.settings[name],
                 rounds=stage.rounds,
                 validation=search.values(by_seed),
-                gain=None if found is None else found.gain,
-                error=None if found is None else found.error,
+                gain=None if found is None else found.difference,
+                interval=None if found is None or math.isinf(found.low) else (found.low, found.high),
             )
     return {name: rows[name] for name in search.settings if name in rows}
