@@ -62,8 +62,8 @@ def chance_table(chapters: Sequence[tuple[Experiment, Results]]) -> Table | None
         "paired by seed, does not contain 0; with an arrow, the outcome as recorded and beyond chance differ. The "
         "records of these tables hold no counts of single clients: what chance adds follows from their mean accuracy "
         "and their standard deviation, if every client has 100 test samples (MNIST: 92 to 109). It is by total, an "
-        "upper bound: clients have fixed shares of the classes, and chance within classes is at most as large, so the spread "
-        "beyond chance is at least the one in brackets.",
+        "upper bound: clients have fixed shares of the classes, and chance within classes is at most as large, so the "
+        "spread beyond chance is at least the one in brackets.",
         folded=True,
     )
 
