@@ -16,7 +16,8 @@ the true scores and S² the variance of one row over all clients, m (1 − m) of
   C. Kleinman, JASA 68, 1973); the root is of at least 0.
 * **Clients.** Shrunk by t / V_i(t) towards ā (empirical Bayes; C. N. Morris, JASA 78, 1983), averaged over t by the
   restricted likelihood of V_i(t) (where shares are fixed, evenly over the interval), with the
-  uncertainty of ā. A client's random rows have the variance p (1 − p) of its own accuracy; ends are quantiles of a beta distribution (accuracy) or Student's t with these moments.
+  uncertainty of ā. A client's random rows have the variance p (1 − p) of its own accuracy;
+  ends are quantiles of a beta distribution (accuracy) or Student's t with these moments.
 
 NaN is unknown, and `reason` says why.
 """
