@@ -15,8 +15,9 @@ the true scores and S² the variance of one row over all clients, m (1 − m) of
   (n_i − 1) for random rows, the same by client and class where shares are fixed. It is unbiased for these N clients (J.
   C. Kleinman, JASA 68, 1973); the root is of at least 0.
 * **Clients.** Shrunk by t / V_i(t) towards ā (empirical Bayes; C. N. Morris, JASA 78, 1983), averaged over t by the
-  restricted likelihood of V_i(t), and with the uncertainty of ā. A client's rows have the variance p (1 − p) of its own
-  accuracy; ends are quantiles of a beta distribution (accuracy) or Student's t with these moments.
+  restricted likelihood of V_i(t) (where shares are fixed, evenly over the interval), with the
+  uncertainty of ā. A client's random rows have the variance p (1 − p) of its own accuracy;
+  ends are quantiles of a beta distribution (accuracy) or Student's t with these moments.
 
 NaN is unknown, and `reason` says why.
 """
@@ -44,6 +45,7 @@ from fedtilt.evaluation.weighted_predictions import Array
 _HALVINGS = 50  # of the range in which Q crosses a quantile
 _NODES = 24  # values of t whose likelihood is weighed for estimates of single clients
 _POSSIBLE = np.array([0.0005, 0.9995])  # quantiles of Q between which they are
+_LIKELY = np.array([0.025, 0.975])  # the same where shares are fixed
 _LEAST_BETA = 0.1  # parameter of a beta distribution of true accuracies: clients are not just perfect or useless
 
 
@@ -202,11 +204,13 @@ def _true_values(chance: _Chance, confidence: float, is_accuracy: bool, fixed_sh
 
     rarer = min(chance.values.mean(), 100 - chance.values.mean()) / 100  # of right and wrong predictions
     most = chance.most / (1 + _LEAST_BETA / rarer) if is_accuracy else chance.most
-    first, last = np.minimum(chance.at_quantiles(_POSSIBLE), most)
+    first, last = np.minimum(chance.at_quantiles(_LIKELY if fixed_shares else _POSSIBLE), most)
     t = np.linspace(first, last, _NODES)
     q, mean, variances = chance.q(t)
     log_likelihood = -(q + np.log(variances).sum(1) + np.log((1 / variances).sum(1))) / 2
     likelihood = np.exp(log_likelihood - log_likelihood.max())
+    if fixed_shares:  # clients of one class are alike, which the likelihood takes for all clients
+        likelihood = np.ones(_NODES)
     weight = t[:, None] / variances  # of a client's own rows
     means = mean[:, None] + weight * (chance.values - mean[:, None])
     of_rows = variances - t[:, None]
