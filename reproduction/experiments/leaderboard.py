@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtilt.evaluation.scores import client_scores, client_variances, variance_beyond_chance
+from fedtilt.evaluation.true_spread import true_spread
 from reproduction.chapter import Chapter, Part, Table
 from reproduction.experiment import Experiment, Results
 from reproduction.statistics import holm
@@ -47,10 +47,8 @@ def cell_values(results: Results, data: str, condition: str, model: str, seeds: 
 
 
 def _beyond_chance(correct: Sequence[int], samples: Sequence[int]) -> float:
-    """The standard deviation of the clients' true accuracies, in points."""
-    sums, total = torch.tensor(correct)[:, None], torch.tensor(samples)[:, None]
-    variance = variance_beyond_chance(client_scores(sums, total), client_variances(sums, total))
-    return float(variance.clamp(min=0).sqrt())
+    """The standard deviation of the clients' true accuracies, in points; their rows were drawn at random."""
+    return true_spread(torch.tensor(correct)[:, None], torch.tensor(samples)[:, None]).estimate
 
 
 def mean_ranks(cells: Sequence[Values], column: str = "accuracy") -> dict[str, float]:

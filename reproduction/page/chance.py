@@ -14,7 +14,10 @@ _ROWS = {"fedavg": "FedAvg", "ditto-validated": "Ditto", "fedtilt-validated": "F
 
 
 def beyond_chance(accuracy: float, fairness: float, clients: int, samples: float) -> float:
-    """The standard deviation of the clients' true accuracies, in points, if all have this many test samples.
+    """The standard deviation of the clients' true accuracies, at least, in points, if all have this many test samples.
+
+    Chance is taken by total, as the records have no counts by class. The partitions of the paper fix the shares of
+    classes, and chance within classes is at most as large, so that the true standard deviation is at least this one.
 
     `variance_beyond_chance` needs the mean of p (1 − p) over clients, which is m (1 − m) − s² by their mean m and
     their standard deviation s; so the recorded metrics suffice where counts are not recorded.
@@ -58,7 +61,9 @@ def chance_table(chapters: Sequence[tuple[Experiment, Results]]) -> Table | None
         notes="Points, mean over seeds; validated settings. Better or worse: the 95 % interval of the difference, "
         "paired by seed, does not contain 0; with an arrow, the outcome as recorded and beyond chance differ. The "
         "records of these tables hold no counts of single clients: what chance adds follows from their mean accuracy "
-        "and their standard deviation, if every client has 100 test samples (MNIST: 92 to 109).",
+        "and their standard deviation, if every client has 100 test samples (MNIST: 92 to 109). It is by total, an "
+        "upper bound: clients have fixed shares of the classes, and chance within classes is at most as large, so the spread "
+        "beyond chance is at least the one in brackets.",
         folded=True,
     )
 

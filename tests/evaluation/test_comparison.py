@@ -89,7 +89,7 @@ def test_the_spread_of_true_differences_is_that_of_the_first_seed() -> None:
     assert spread.low > 0
     equal = compare([(ours, ours)]).spread
     assert equal is not None
-    assert (equal.observed, equal.moments, equal.low) == (0, 0, 0)
+    assert (equal.observed, equal.estimate, equal.reason) == (0, 0, "all rows have the same score")
 
 
 def test_a_sign_test_of_a_large_client_takes_no_longer() -> None:

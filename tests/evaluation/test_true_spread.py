@@ -1,24 +1,22 @@
-"""Fairness beyond chance against scipy's beta-binomial distribution, and by simulation: bias and coverage."""
+"""Fairness beyond chance: the formulas by hand; `tests/promises/test_spread.py` has its coverage."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from scipy import optimize, stats
+from scipy import stats
 from torch import Tensor
 
 import fedtilt as ft
 from fedtilt.errors import InputError
-from fedtilt.evaluation.metrics import compute_metrics
+from fedtilt.evaluation.metrics import GroupCounts, compute_metrics, counts_of_chance
 from fedtilt.evaluation.scores import sampling_variances, scores_of, variance_beyond_chance
-from fedtilt.evaluation.spread_models import BetaBinomial
 from fedtilt.evaluation.true_spread import (
     TrueSpread,
     client_estimates,
     fairness_difference,
     knows_variances,
-    spread_of_differences,
     true_spread,
     true_spread_in_clients,
 )
@@ -45,37 +43,97 @@ def draw(name: str, rng: np.random.Generator) -> tuple[Tensor, Tensor, np.ndarra
     return torch.tensor(correct)[:, None], torch.tensor(samples)[:, None], 100 * accuracy
 
 
-def log_likelihood(correct: Tensor, total: Tensor, mean: float, std: float) -> float:
-    size = mean * (1 - mean) / std**2 - 1
-    if size <= 0:
-        return -math.inf
-    x, n = correct[:, 0].numpy(), total[:, 0].numpy()
-    return float(stats.betabinom.logpmf(x, n, mean * size, (1 - mean) * size).sum())
+def q(values: list[float], variances: list[float]) -> float:
+    """The weighted squares of a few scores, in Python."""
+    weights = [1 / variance for variance in variances]
+    mean = sum(w * a for w, a in zip(weights, values, strict=True)) / sum(weights)
+    return sum(w * (a - mean) ** 2 for w, a in zip(weights, values, strict=True))
 
 
-@pytest.mark.parametrize("name", ["images", "districts", "eight clients"])
-def test_estimate_and_interval_are_those_of_scipys_beta_binomial_distribution(name: str) -> None:
-    correct, total, _ = draw(name, np.random.default_rng(3))
-    found = true_spread(correct, total)
+def test_ends_are_where_the_weighted_squares_cross_the_quantiles_of_chi_squared() -> None:
+    """Three clients: 9 of 10, 4 of 8 and 12 of 20 are right, 25 of 38 together."""
+    found = true_spread(torch.tensor([[9], [4], [12]]), torch.tensor([[10], [8], [20]]))
+    values, rows, of_row = [90.0, 50.0, 60.0], [10, 8, 20], 1e4 * 25 / 38 * 13 / 38
 
-    def profile(std: float) -> float:
-        half = math.sqrt(0.25 - std**2)
-        bounds = 0.5 - half + 1e-9, 0.5 + half - 1e-9
-        best = optimize.minimize_scalar(
-            lambda mean: -log_likelihood(correct, total, mean, std), bounds=bounds, options={"xatol": 1e-9}
-        )
-        return -float(best.fun)
+    def at(t: float) -> float:
+        return q(values, [t + (of_row - t) / n for n in rows])
 
-    best = optimize.minimize_scalar(lambda std: -profile(std), bounds=(1e-4, 0.4), options={"xatol": 1e-8})
-    assert found.estimate == pytest.approx(100 * best.x, rel=1e-3)
-    limit = -best.fun - stats.f.ppf(0.95, 1, len(total) - 1) / 2
-    assert profile(found.high / 100) == pytest.approx(limit, abs=1e-3)
-    if found.low > 0:
-        assert profile(found.low / 100) == pytest.approx(limit, abs=1e-3)
-        assert found.is_beyond_chance
+    assert at(0) > stats.chi2.ppf(0.025, 2)
+    assert at(0) < stats.chi2.ppf(0.975, 2)
+    assert found.low == 0
+    assert not found.is_beyond_chance
+    assert at(of_row) > stats.chi2.ppf(0.025, 2)
+    assert found.high == pytest.approx(math.sqrt(of_row))  # of three clients, no spread is excluded
+    found = true_spread(torch.tensor([[9], [4], [12]]), torch.tensor([[10], [8], [20]]), confidence=0.5)
+    assert at(found.low**2) == pytest.approx(stats.chi2.ppf(0.75, 2))
+    assert at(found.high**2) == pytest.approx(stats.chi2.ppf(0.25, 2))
 
 
-def test_moments_are_the_observed_variance_minus_the_binomial_one() -> None:
+def test_where_shares_are_fixed_chance_is_within_classes() -> None:
+    """By class, 8 of 9 and 7 of 8 are right in the first and 2 of 9 and 1 of 8 in the second."""
+    sums, total = torch.tensor([[8, 0], [4, 1], [3, 2]]), torch.tensor([[9, 1], [4, 6], [4, 10]])
+    found = true_spread(sums, total, 0.5, fixed_shares=True)
+    average = 18 / 34  # each class has two average rows more
+    first, second = (15 + 2 * average) / 19, (3 + 2 * average) / 19
+    of_rows = [first * (1 - first), second * (1 - second)]
+    base = [1e4 * (a * of_rows[0] + b * of_rows[1]) / (a + b) ** 2 for a, b in total.tolist()]
+    values = [80.0, 50.0, 500 / 14]
+    for end, level in ((found.low, 0.75), (found.high, 0.25)):
+        assert q(values, [end**2 + chance for chance in base]) == pytest.approx(stats.chi2.ppf(level, 2))
+    cells = [
+        (81 * (8 / 9) * (1 / 9) / 8 + second * (1 - second)) / 100,  # the single row has the variance of its class
+        36 * (1 / 6) * (5 / 6) / 5 / 100,
+        (16 * (3 / 4) * (1 / 4) / 3 + 100 * (2 / 10) * (8 / 10) / 9) / 196,
+    ]
+    expected = np.var(values) - 2 / 3 * 1e4 * np.mean(cells)
+    assert found.estimate == pytest.approx(math.sqrt(expected))
+    assert found.estimate > true_spread(sums, total).estimate  # by total, the difference of the classes is chance
+    by_class = GroupCounts(sums, total)
+    metrics = compute_metrics(sums.sum(1, keepdim=True), total.sum(1, keepdim=True), by_class)
+    assert metrics.beyond_chance == pytest.approx(found.estimate)
+
+
+def test_without_counts_by_class_fixed_shares_leave_chance_unknown() -> None:
+    sums, total = torch.tensor([[8, 0], [4, 1]]), torch.tensor([[9, 1], [4, 6]])
+    by_sex, by_class = GroupCounts(sums, total), GroupCounts(sums.flip(1), total.flip(1))
+    assert counts_of_chance({"sex": by_sex, "class": by_class}, False) is by_sex
+    assert counts_of_chance({"sex": by_sex, "class": by_class}, True) is by_class
+    counts = counts_of_chance({"sex": by_sex}, True)
+    found = true_spread(*counts, fixed_shares=True)
+    assert math.isnan(found.estimate)
+    assert math.isnan(found.low)
+    assert found.reason == "shares are fixed, and counts not by class"
+    assert compute_metrics(sums, total, counts).beyond_chance is None
+    assert not knows_variances(*counts, fixed_shares=True)
+    assert client_estimates(*counts, fixed_shares=True).worst(True) is None
+
+
+@pytest.mark.parametrize(
+    ("sums", "total", "reason"),
+    [
+        ([[5], [9]], [[5], [9]], "all rows have the same score"),
+        ([[0], [0]], [[5], [9]], "all rows have the same score"),
+        ([[3], [0]], [[5], [0]], "there is one client"),
+        ([[1], [0], [1]], [[1], [1], [1]], "every client has one row"),
+    ],
+)
+def test_degenerate_counts_have_no_interval_and_say_so(
+    sums: list[list[int]], total: list[list[int]], reason: str
+) -> None:
+    found = true_spread(torch.tensor(sums), torch.tensor(total))
+    assert found.reason == reason
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+    assert not found.is_beyond_chance
+    assert client_estimates(torch.tensor(sums), torch.tensor(total)).worst(True) is None
+
+
+def test_of_classes_that_one_client_alone_has_chance_is_not_known() -> None:
+    found = true_spread(torch.diag(torch.tensor([6, 7, 8])), 9 * torch.eye(3, dtype=torch.long), fixed_shares=True)
+    assert found.reason == "most rows are of classes that one client alone has"
+
+
+def test_the_estimate_is_the_observed_variance_minus_the_binomial_one() -> None:
     correct, total, _ = draw("districts", np.random.default_rng(0))
     values = [100 * x / n for x, n in zip(correct[:, 0].tolist(), total[:, 0].tolist(), strict=True)]
     chance = [p * (100 - p) / (n - 1) for p, n in zip(values, total[:, 0].tolist(), strict=True)]
@@ -85,9 +143,9 @@ def test_moments_are_the_observed_variance_minus_the_binomial_one() -> None:
     found = true_spread(correct, total)
     assert found.observed == pytest.approx(math.sqrt(variance))
     assert found.chance == pytest.approx(math.sqrt(variance - expected))
-    assert found.moments == pytest.approx(math.sqrt(max(0, expected)))
+    assert found.estimate == pytest.approx(math.sqrt(max(0, expected)))
     metrics = compute_metrics(correct, total)
-    assert metrics.beyond_chance == pytest.approx(found.moments)
+    assert metrics.beyond_chance == pytest.approx(found.estimate)
     assert metrics.by_name()["client_fairness_beyond_chance"] == metrics.beyond_chance
     assert type(metrics).from_json(metrics.to_json()) == metrics
 
@@ -103,7 +161,7 @@ def test_a_client_with_one_sample_has_the_variance_of_the_others_and_one_without
     assert "client_fairness_beyond_chance" not in unknown.by_name() | unknown.to_json()
 
 
-def test_moments_are_unbiased() -> None:
+def test_the_estimate_is_unbiased() -> None:
     """Of 20,000 federations whose clients keep their accuracies, with two to six samples each."""
     rng = np.random.default_rng(0)
     accuracy, samples = np.array([0.5, 0.7, 0.9, 0.95]), np.array([2, 3, 4, 6])
@@ -116,31 +174,6 @@ def test_moments_are_unbiased() -> None:
     assert float(observed.mean()) > 2 * 1e4 * accuracy.var()  # the paper's figure has as much chance as truth
 
 
-def coverage(name: str, repetitions: int, of_clients: int) -> tuple[float, float]:
-    """The share of intervals that contain the true spread, and those that contain a client's true accuracy."""
-    rng, std = np.random.default_rng(1), 100 * SCENARIOS[name][3]
-    spreads, clients = [], []
-    for number in range(repetitions):
-        correct, total, accuracy = draw(name, rng)
-        found = true_spread(correct, total)
-        spreads.append(found.low <= std <= found.high)
-        if number < of_clients:
-            estimates = client_estimates(correct, total)
-            low, high = estimates.low.numpy() - 0.01, estimates.high.numpy() + 0.01  # points
-            clients.append(((low <= accuracy) & (accuracy <= high)).mean())
-    return float(np.mean(spreads)), float(np.mean(clients))
-
-
-def test_intervals_have_their_confidence() -> None:
-    assert min(coverage("districts", 60, 15)) >= 0.93
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_intervals_have_their_confidence_in_many_federations(name: str) -> None:
-    assert min(coverage(name, 500, 200)) >= 0.93
-
-
 def test_estimates_are_shrunk_and_only_a_client_beyond_chance_fails() -> None:
     correct, total = torch.tensor([[0], *[[85]] * 9]), torch.tensor([[3], *[[100]] * 9])
     found = client_estimates(correct, total)
@@ -150,39 +183,6 @@ def test_estimates_are_shrunk_and_only_a_client_beyond_chance_fails() -> None:
     assert found.worst(higher_is_better=True) == 10
     assert 40 < found.estimate[10] < 50
     assert found.high[10] < found.mean
-
-
-def test_if_all_predictions_are_right_a_client_with_few_samples_is_not_certain() -> None:
-    total = torch.tensor([[3], [60], [100], [0]])
-    found = client_estimates(total, total)
-    assert found.low[0] < 90 < found.low[2] < found.high[2] <= 100
-    assert math.isnan(found.estimate[3])
-    spread = true_spread(total, total)
-    assert (spread.observed, spread.moments, spread.estimate, spread.low) == (0, 0, 0, 0)
-
-
-def restricted_log_likelihood(values: np.ndarray, variances: np.ndarray, std: float) -> float:
-    """The density of the differences to the first value, which the mean does not change."""
-    count = len(values)
-    contrasts = np.hstack([-np.ones((count - 1, 1)), np.eye(count - 1)])
-    covariance = contrasts @ np.diag(variances + std**2) @ contrasts.T
-    return float(stats.multivariate_normal.logpdf(contrasts @ values, cov=covariance))
-
-
-def test_means_with_known_variances_have_the_restricted_likelihood() -> None:
-    rng = np.random.default_rng(2)
-    values, variances = rng.normal(5, 3, 12), np.full(12, 1.5)
-    samples = torch.full((12,), 20)
-    found = spread_of_differences(torch.from_numpy(values), torch.from_numpy(variances), samples)
-    best = optimize.minimize_scalar(
-        lambda std: -restricted_log_likelihood(values, variances, std), bounds=(0, 20), options={"xatol": 1e-9}
-    )
-    assert found.estimate == pytest.approx(best.x, rel=1e-3)
-    # with equal variances, the restricted estimate is that of the moments
-    assert found.estimate**2 == pytest.approx(values.var(ddof=1) - 1.5, rel=1e-3)
-    limit = -best.fun - stats.f.ppf(0.95, 1, 11) / 2
-    for end in (found.low, found.high):
-        assert restricted_log_likelihood(values, variances, end) == pytest.approx(limit, abs=1e-3)
 
 
 def errors(rng: np.random.Generator, std: float, clients: int = 25) -> tuple[Tensor, Tensor, np.ndarray]:
@@ -201,7 +201,7 @@ def test_the_spread_of_mean_absolute_errors_covers_the_truth() -> None:
         spreads.append(found.low <= 1.0 <= found.high)
         clients.append(((estimates.low.numpy() <= true) & (true <= estimates.high.numpy())).mean())
     assert min(np.mean(spreads), np.mean(clients)) >= 0.93
-    assert compute_metrics(sums, total).beyond_chance == pytest.approx(found.moments)
+    assert compute_metrics(sums, total).beyond_chance == pytest.approx(found.estimate)
 
 
 def test_classes_in_clients_cover_the_truth() -> None:
@@ -241,15 +241,16 @@ def test_scores_whose_samples_have_no_known_variance_have_none(columns: int) -> 
     assert not knows_variances(sums, total)
     in_clients = true_spread_in_clients(sums.expand(3, 2, columns), total.expand(3, 2))
     for spread in (true_spread(sums, total), in_clients):
-        assert all(map(math.isnan, spread[:7]))
+        assert all(map(math.isnan, spread[1:5]))
+        assert spread.reason == "the variance of a row is not known"
         assert (spread.clients, spread.is_beyond_chance) == (2, False)
     assert fairness_difference(sums, sums / 2, total).sign() == 0
     estimates = client_estimates(sums, total)
-    assert all(column.isnan().all() for column in estimates[:3])
+    assert all(column.isnan().all() for column in estimates[:4])
     for higher_is_better in (True, False):
         assert estimates.worst(higher_is_better) is None
     score = scores_of(sums)[0]
-    assert Worst.of(score, sums.sum(1), total.sum(1), ("a", "b", "c")) is None
+    assert Worst.of(score, GroupCounts(sums, total), ("a", "b", "c")) is None
 
 
 def test_errors_of_one_sample_per_client_have_none() -> None:
@@ -261,7 +262,7 @@ def test_errors_of_one_sample_per_client_have_none() -> None:
 
 
 def test_a_result_has_them() -> None:
-    federation = ft.Federation.build(ft.data.load("digits"), clients=6, max_train=40)
+    federation = ft.Federation.build(ft.data.load("digits"), clients=6, partition="iid", max_train=40)
     result = ft.run([ft.fedavg()], federation, ft.models.logistic, rounds=2, participation=0.5, workers=0)
     found = result["fedavg"]
     assert isinstance(found.true_spread(), TrueSpread)
@@ -277,12 +278,3 @@ def test_a_result_has_them() -> None:
     assert frame["accuracy"].tolist() == (100 * found.sums.sum(1).double() / found.total.sum(1)).tolist()
     assert frame["low"].tolist() == estimates.low.tolist()
     assert frame["samples"].sum() == int(found.total.sum())
-
-
-def test_the_likelihood_of_many_samples_is_that_of_its_single_terms(monkeypatch: pytest.MonkeyPatch) -> None:
-    total, correct = np.array([150_000, 90_000, 21_000, 400]), np.array([120_000, 71_000, 16_500, 390])
-    mean, ratio = np.array([0.79, 0.8, 0.3, 0.999]), np.array([0.0, 1e-9, 1e-3, 3.0])
-    found = BetaBinomial(correct, total)._log_likelihood(mean, ratio)
-    monkeypatch.setattr("fedtilt.evaluation.spread_models._LARGE", 10**9)
-    expected = BetaBinomial(correct, total)._log_likelihood(mean, ratio)
-    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-4)

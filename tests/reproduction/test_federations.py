@@ -122,7 +122,7 @@ def test_the_spread_beyond_chance_of_a_cell_is_that_of_the_library():
     result = {"methods": {"a": {"accuracy": 1.0, "worst": 1.0, "client_fairness": 1.0, "correct": correct,
                                 "gaps": {}, "calibration": 0.0}}, "samples": samples}  # fmt: skip
     values = leaderboard.cell_values({"cgd-plain-mlp-seed-0": result}, "cgd", "plain", "mlp", [0, 1])
-    expected = true_spread(torch.tensor(correct)[:, None], torch.tensor(samples)[:, None]).moments
+    expected = true_spread(torch.tensor(correct)[:, None], torch.tensor(samples)[:, None]).estimate
     assert values["a"]["beyond_chance"] == pytest.approx(expected)
 
 

@@ -250,7 +250,7 @@ def test_report_baselines_export_and_resume(task: str, tmp_path: Path) -> None:
     markdown = report.write([tmp_path / "run"], tmp_path / "report.md").read_text()
     console = Console(width=200, file=io.StringIO())
     console.print(comparison_table(as_run(result), 200), legend(as_run(result)))
-    lines = list(_beyond_chance(result["fedavg"].predictions, "client", 0.95))
+    lines = list(_beyond_chance(result["fedavg"].predictions, "client", 0.95, False))
     for text in (page, markdown, console.file.getvalue()):  # chance in these scores is unknown
         for absent in (
             "airness beyond chance",

@@ -110,7 +110,7 @@ def _conclusions(run: "RunPredictions", folder: Path, by: str | None, confidence
             certificate = Certificate.of(*predictions.counts(grouping), confidence, grouping)
             yield f"{name}: {certificate}; {certificate.about_unseen}"
     for name, predictions in run.by_method.items():
-        for line in _beyond_chance(predictions, by, confidence):
+        for line in _beyond_chance(predictions, by, confidence, run.fixed_shares):
             yield f"{name}: {line}"
     baselines = read_predictions(baselines_folder(seed_folder(folder, run.seed)), run.round) if by == CLIENT else {}
     if "local" in baselines:
@@ -119,34 +119,37 @@ def _conclusions(run: "RunPredictions", folder: Path, by: str | None, confidence
             yield f"{name}: {gains.in_words('every client alone')}"
 
 
-def _beyond_chance(predictions: "Predictions", by: str | None, confidence: float) -> Iterator[str]:
+def _beyond_chance(predictions: "Predictions", by: str | None, confidence: float, fixed_shares: bool) -> Iterator[str]:
     """The spread of the true scores over clients, over groups and in clients; by client, those off the mean.
 
     Without a line where it is unknown.
     """
     from fedtilt.data.groups import in_words
+    from fedtilt.evaluation.metrics import GroupCounts, counts_of_chance
     from fedtilt.evaluation.predictions import CLIENT
     from fedtilt.evaluation.scores import scores_of
     from fedtilt.evaluation.true_spread import client_estimates, true_spread, true_spread_in_clients
 
-    grouping = predictions.label_group if by in (None, CLIENT) else by
-    sums, total = predictions.counts(grouping)
-    score = scores_of(sums)[0]
-    spreads = {"clients": true_spread(sums, total, confidence)}
+    label_group = predictions.label_group
+    chance = counts_of_chance({label_group: GroupCounts(*predictions.counts(label_group))}, fixed_shares)
+    score = scores_of(chance.sums)[0]
+    spreads = {"clients": true_spread(*chance, confidence, fixed_shares=fixed_shares)}
     if by not in (None, CLIENT):
-        what = in_words(grouping)
+        (sums, total), what = predictions.counts(by), in_words(by)
         spreads[what] = true_spread(sums.sum(0)[:, None], total.sum(0)[:, None], confidence)
         spreads[f"the {what} of a client"] = true_spread_in_clients(sums, total, confidence)
     for what, spread in spreads.items():
         if spread.clients > 1 and not math.isnan(spread.estimate):
-            observed, chance, moments, estimate, low, high = (f"{value:.4g}" for value in spread[:6])
+            observed, by_chance, estimate, low, high = (f"{value:.4g}" for value in spread[:5])
+            interval = f"no interval, as {spread.reason}" if spread.reason else f"[{low}, {high}]"
             yield (
                 f"std of the {score.title} over {what} {observed} {score.spread_unit}".rstrip()
-                + f", {chance} by chance; of the true {score.title} {estimate} [{low}, {high}], {moments} by moments"
+                + f", {by_chance} by chance; of the true {score.title} {estimate} {interval}"
             )
-    found, names = client_estimates(sums, total, confidence), predictions.groupings[CLIENT].names
+    found = client_estimates(*chance, confidence, fixed_shares=fixed_shares)
+    names, error = predictions.groupings[CLIENT].names, (1 - confidence) / 2  # of each side
     if by == CLIENT and not math.isnan(found.mean):
-        for side, chosen in (("below", found.high < found.mean), ("above", found.low > found.mean)):
+        for side, chosen in (("below", found.below(error)), ("above", found.above(error))):
             clients = [
                 f"{names[i]} {score.text(float(found.estimate[i]), 1)} [{found.low[i]:.1f}, {found.high[i]:.1f}]"
                 for i in chosen.nonzero().flatten().tolist()

@@ -129,7 +129,7 @@ def legend(run: Run) -> Table:
     if beyond_chance := fairness_beyond_chance(run):
         lines |= {
             "beyond chance": escape(beyond_chance),
-            "fails most": "its 95 % interval is worse than the mean, shrunk towards it; none: chance explains the rest",
+            "fails most": "worse than the mean beyond chance among that many, shrunk towards it; none: chance explains it",
         }
     lines["evaluated"] = "; ".join(f"{', '.join(names)}: {kind}" for kind, names in kinds.items() if names)
     if run.baselines:

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from fedtilt.evaluation.groups import Grouping
 from fedtilt.evaluation.intervals import MIN_CLIENTS
+from fedtilt.evaluation.metrics import GroupCounts, counts_of_chance
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.scores import scores_of
 from fedtilt.evaluation.statistics import PairedDifference, mean_difference
-from fedtilt.evaluation.true_spread import TrueSpread, spread_of_differences
+from fedtilt.evaluation.true_spread import TrueSpread, true_spread
 
 
 class Comparison(NamedTuple):
@@ -52,7 +53,9 @@ def values_by_group(values: Tensor, grouping: Grouping) -> dict[str, Tensor]:
     return dict(zip(grouping.names, values[order].split(sizes.tolist()), strict=True))
 
 
-def compare(pairs: Sequence[tuple[Predictions, Predictions]], confidence: float = 0.95) -> Comparison:
+def compare(
+    pairs: Sequence[tuple[Predictions, Predictions]], confidence: float = 0.95, *, fixed_shares: bool = False
+) -> Comparison:
     """Compare pairs of predictions, each on the same samples: one pair per seed.
 
     The difference of a client is its mean over seeds. The interval of the mean over clients is Student's t over
@@ -80,8 +83,10 @@ def compare(pairs: Sequence[tuple[Predictions, Predictions]], confidence: float 
     over_clients = _mean_over_clients(list(clients.values()), of_clients, confidence)
     spread = None
     if len(clients) > 1 and max(samples.values()) > 1:
-        first, error = (torch.tensor([found[name][0] for name in samples]).double() for found in (gains, variances))
-        spread = spread_of_differences(first, error, torch.tensor(list(samples.values())))
+        ours, theirs = pairs[0]
+        of_samples = sample_scores(ours) - sample_scores(theirs)
+        by_class = GroupCounts(*ours.table(torch.stack([of_samples, of_samples.square()], 1)))
+        spread = true_spread(*counts_of_chance({ours.label_group: by_class}, fixed_shares), fixed_shares=fixed_shares)
     return Comparison(over_clients, clients, p_values, spread)
 
 

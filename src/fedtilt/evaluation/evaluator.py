@@ -14,7 +14,7 @@ from fedtilt.engine.client import client_model
 from fedtilt.engine.client_states import ClientStates, FederationState, Owner
 from fedtilt.errors import Diverged
 from fedtilt.evaluation.groups import CrossTable, group_names, groupings
-from fedtilt.evaluation.metrics import Counts, GroupCounts
+from fedtilt.evaluation.metrics import Counts, GroupCounts, counts_of_chance
 from fedtilt.evaluation.scores import are_numbers, no_sums, sample_sums
 from fedtilt.methods import Method
 from fedtilt.models import copy_with_parameters, functional_logits, trained_parameters, vector_to_parameters
@@ -73,6 +73,7 @@ class Evaluator:
         self._by = by or federation.group
         self.total = self._cells.sum(totals, self._by)  # (N, K)
         others = [name for name in group_names(federation) if name != self._by]
+        self._fixed_shares = federation.fixed_shares(split)
         self._group_totals = {name: self._cells.sum(totals, name) for name in others}
 
     @functools.cached_property
@@ -131,12 +132,19 @@ class Evaluator:
             mask = never_selected.reshape(-1, *[1] * (shared.dim() - 1))
             personal = torch.where(mask, shared, self._cached[name][1])
         evaluated = shared if personal is None else personal
+        chance = (self._of_chance(shared), self._of_chance(evaluated)) if self._fixed_shares else None
         return Counts(
             self._cells.sum(shared, self._by),
             None if personal is None else self._cells.sum(personal, self._by),
             torch.zeros(self._clients, dtype=torch.bool) if never_selected is None else never_selected,
             tuple(GroupCounts(self._cells.sum(evaluated, n), total) for n, total in self._group_totals.items()),
+            chance,
         )
+
+    def _of_chance(self, sums: Tensor) -> GroupCounts:
+        totals = {self._by: self.total, **self._group_totals}
+        by_grouping = {name: GroupCounts(self._cells.sum(sums, name), total) for name, total in totals.items()}
+        return counts_of_chance(by_grouping, fixed_shares=True)
 
     def _sum_shared(self, method: Method, state: FederationState) -> Tensor:
         """The sums of a method's shared model on the data of all clients, (N, cells, …).

@@ -12,7 +12,7 @@ from fedtilt.engine.client import build_client_model
 from fedtilt.engine.client_states import ClientStates
 from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
-from fedtilt.evaluation.metrics import GroupCounts, GroupMetrics, Metrics
+from fedtilt.evaluation.metrics import GroupCounts, GroupMetrics, Metrics, counts_of_chance
 from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame, with_targets
 from fedtilt.evaluation.prediction_sets import PredictionSets
 from fedtilt.evaluation.predictions import CLIENT, Predictions
@@ -42,6 +42,7 @@ class EvaluatedResult:
     group_counts: Mapping[str, GroupCounts]  # sums and samples by grouping, first that which `tau` tilts over
     validation: Metrics | None = None  # of the evaluated models on validation data, if there is any
     client_names: tuple[str, ...]
+    fixed_shares: bool = False  # of the classes in each client's test samples: chance is within classes
     group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by grouping; empty: numbers
     threshold: Threshold | None = None  # on the probability of a rare class, chosen on validation data
     _predict: Callable[[], Predictions] | None = None  # None: the test data is not on this machine
@@ -155,14 +156,19 @@ class EvaluatedResult:
         sums, total, _ = self.table(by)
         if over == "group":
             return true_spread(sums.sum(0)[:, None], total.sum(0)[:, None], confidence)
-        functions = {CLIENT: true_spread, "group in client": true_spread_in_clients}
-        if over not in functions:
+        if over == "group in client":
+            return true_spread_in_clients(sums, total, confidence)
+        if over != CLIENT:
             raise InputError(f"over = {over!r} is not possible; choose 'client', 'group' or 'group in client'")
-        return functions[over](sums, total, confidence)
+        return true_spread(*self._of_chance, confidence, fixed_shares=self.fixed_shares)
 
     def client_estimates(self, confidence: float = 0.95) -> ClientEstimates:
         """The true score of every client, shrunk towards the mean (empirical Bayes), with an interval."""
-        return client_estimates(self.sums, self.total, confidence)
+        return client_estimates(*self._of_chance, confidence, fixed_shares=self.fixed_shares)
+
+    @property
+    def _of_chance(self) -> GroupCounts:
+        return counts_of_chance(self.group_counts, self.fixed_shares)
 
     @cached_property
     def predictions(self) -> Predictions:

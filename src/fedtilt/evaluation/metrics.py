@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 
+from fedtilt.data.groups import CLASS
 from fedtilt.errors import InputError
 from fedtilt.evaluation.scores import (
     ACCURACY,
@@ -31,6 +32,23 @@ class GroupCounts(NamedTuple):
     sums: Tensor
     total: Tensor
 
+    def of_clients(self, rows: slice | Tensor) -> "GroupCounts":
+        """The counts of these clients alone."""
+        return GroupCounts(self.sums[rows], self.total[rows])
+
+
+def counts_of_chance(by_grouping: Mapping[str, GroupCounts], fixed_shares: bool) -> GroupCounts:
+    """The counts that chance follows from: where shares of classes are fixed, those by class.
+
+    Where these are not known, or targets are no classes, it is one column, from which chance is then unknown.
+    """
+    first = next(iter(by_grouping.values()))
+    if not fixed_shares:
+        return first
+    if CLASS in by_grouping:
+        return by_grouping[CLASS]
+    return GroupCounts(first.sums.sum(1, keepdim=True), first.total.sum(1, keepdim=True))
+
 
 class Counts(NamedTuple):
     """Sums of one method's models by client and group."""
@@ -39,6 +57,8 @@ class Counts(NamedTuple):
     personal: Tensor | None  # None: no personal models; a client never selected is evaluated on the shared model
     never_selected: Tensor  # (clients,) bool
     groups: tuple[GroupCounts, ...] = ()  # of the other groupings, in the order of `group_names`
+    # of the shared and of the evaluated models, where shares of classes are fixed: see `counts_of_chance`
+    chance: tuple[GroupCounts, GroupCounts] | None = None
 
     @property
     def evaluated(self) -> Tensor:
@@ -47,9 +67,11 @@ class Counts(NamedTuple):
 
     def of_clients(self, rows: slice) -> "Counts":
         """The sums of these clients alone."""
-        groups = tuple(GroupCounts(group.sums[rows], group.total[rows]) for group in self.groups)
+        groups = tuple(group.of_clients(rows) for group in self.groups)
         personal = None if self.personal is None else self.personal[rows]
-        return Counts(self.shared[rows], personal, self.never_selected[rows], groups)
+        shared, evaluated = self.chance or (None, None)
+        chance = None if shared is None or evaluated is None else (shared.of_clients(rows), evaluated.of_clients(rows))
+        return Counts(self.shared[rows], personal, self.never_selected[rows], groups, chance)
 
     def by_grouping(self, total: Tensor, names: Iterable[str]) -> dict[str, GroupCounts]:
         """The sums of the evaluated models by grouping, in the order of `group_names`."""
@@ -209,13 +231,18 @@ def _by_name(main: Metrics | GroupMetrics, others: Iterable[Metrics | GroupMetri
     return found
 
 
-def compute_metrics(sums: Tensor, total: Tensor) -> Metrics:
+def compute_metrics(sums: Tensor, total: Tensor, chance: GroupCounts | None = None) -> Metrics:
     """All metrics from sums and samples, both by client and group, over the clients that have test data.
 
     >>> import torch
     >>> m = compute_metrics(torch.tensor([[9, 5], [10, 0]]), torch.tensor([[10, 10], [10, 0]]))
     >>> m.accuracy, m.client_fairness, m.client_data_fairness
     (85.0, 15.0, (10.0, 10.0))
+
+    Args:
+        sums: of the scores, by client and group
+        total: samples
+        chance: see `counts_of_chance`; None: test data was drawn at random
     """
     if total.dim() != 2 or sums.shape[:2] != total.shape or sums.dim() != 2 + sums.is_floating_point():
         raise InputError(
@@ -227,7 +254,8 @@ def compute_metrics(sums: Tensor, total: Tensor) -> Metrics:
         raise InputError("a client has more correct predictions than samples in a class, or a negative count")
     if not total.any():
         raise InputError("no client has any test data to evaluate on")
-    variance = variance_beyond_chance(client_scores(sums, total), client_variances(sums, total))
+    variances = client_variances(sums, total) if chance is None else client_variances(*chance, fixed_shares=True)
+    variance = variance_beyond_chance(client_scores(sums, total), variances[total.sum(1) > 0])
     return replace(
         _metrics_of(main, sums, total),
         beyond_chance=None if variance.isnan() else variance.clamp(min=0).sqrt().item(),

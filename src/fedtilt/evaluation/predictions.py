@@ -117,11 +117,14 @@ class Predictions:
 
     def counts(self, by: str | None = None) -> tuple[Tensor, Tensor]:
         """Sums as in `metrics` and samples, both by client and group; default: by the groups of the targets."""
+        return self.table(self.sums(), by)
+
+    def table(self, values: Tensor, by: str | None = None) -> tuple[Tensor, Tensor]:
+        """Sums of values of the samples (S, …) and samples, by client and group as in `counts`."""
         clients, groups = self.groupings[CLIENT], self.groupings[by or self.label_group]
         shape = len(clients.names), len(groups.names)
         cell = clients.codes * shape[1] + groups.codes
         total = cell.bincount(minlength=shape[0] * shape[1]).reshape(shape)
-        values = self.sums()
         sums = values.new_zeros(shape[0] * shape[1], *values.shape[1:]).index_add_(0, cell, values)
         return sums.reshape(*shape, *values.shape[1:]), total
 

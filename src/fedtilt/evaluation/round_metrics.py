@@ -72,12 +72,13 @@ def round_metrics(
         """None unless only some clients are chosen, and they have test data."""
         if chosen.all() or not total[chosen].any():
             return None
-        return compute_metrics(sums[chosen], total[chosen])
+        return compute_metrics(sums[chosen], total[chosen], evaluated and evaluated.of_clients(chosen))
 
+    shared, evaluated = counts.chance or (None, None)
     by_grouping = counts.by_grouping(total, groups) if len(groups) > 1 else {}
     return RoundMetrics(
-        shared=compute_metrics(counts.shared, total),
-        personal=None if counts.personal is None else compute_metrics(counts.personal, total),
+        shared=compute_metrics(counts.shared, total, shared),
+        personal=None if counts.personal is None else compute_metrics(counts.personal, total, evaluated),
         ever_selected=None if counts.personal is None else of_clients(counts.personal, ~counts.never_selected),
         clean=of_clients(counts.evaluated, ~has_outliers),
         never_selected=int((counts.never_selected & (total.sum(1) > 0)).sum()),

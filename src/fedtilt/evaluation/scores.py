@@ -177,19 +177,48 @@ def sampling_variances(sums: Tensor, samples: Tensor) -> Tensor:
 
     Sums of language and multilabel have no squares of the main score, so that their variances are unknown.
     """
-    n, score = samples.double(), scores_of(sums)[0]
-    if score not in (ACCURACY, MAE):
-        return torch.full_like(n, math.nan)
-    mean = score.values(sums, samples)
-    squares = 100 * mean if score is ACCURACY else sums[..., 1] / n  # mean of the squared scores of samples
-    of_one = (squares - mean.square()).clamp(min=0) * n / (n - 1)  # variance of the score of one sample
+    n = samples.double()
+    of_one = row_variances(sums, samples) * n / (n - 1)
     return torch.where(samples > 1, of_one, of_one[samples > 1].mean()).where(samples > 0, math.nan) / n
 
 
-def client_variances(sums: Tensor, total: Tensor) -> Tensor:
-    """The sampling variances of the main scores of the clients that have test data."""
-    samples = total.sum(1)
-    return sampling_variances(sums.sum(1), samples)[samples > 0]
+def row_variances(sums: Tensor, samples: Tensor) -> Tensor:
+    """The population variance of the scores of single samples, in the shape of `samples`; NaN: unknown."""
+    mean, squares = _row_moments(sums, samples)
+    return (squares - mean.square()).clamp(min=0)
+
+
+def class_variances(sums: Tensor, total: Tensor) -> Tensor:
+    """The variance of a sample of every class over all clients, (K,).
+
+    Each class has two average samples more, because all of a few may be right by chance.
+    """
+    n, average = total.sum(0), _row_moments(sums.sum((0, 1)), total.sum())
+    moments = _row_moments(sums.sum(0), n).where(n > 0, 0.0)
+    mean, squares = (n * moments + 2 * average[:, None]) / (n + 2)
+    return (squares - mean.square()).clamp(min=0)
+
+
+def _row_moments(sums: Tensor, samples: Tensor) -> Tensor:
+    """The mean of the scores of single samples, and of their squares, (2, …)."""
+    score = scores_of(sums)[0]
+    mean = score.values(sums, samples)
+    if score is ACCURACY:
+        return torch.stack([mean, 100 * mean])
+    return torch.stack([mean, sums[..., 1] / samples.double() if score is MAE else mean * math.nan])
+
+
+def client_variances(sums: Tensor, total: Tensor, fixed_shares: bool = False) -> Tensor:
+    """The sampling variances of the clients' main scores, (clients,); NaN: unknown, or no test data.
+
+    With fixed shares of classes, chance is within them: groups must be the classes, and of one column it is unknown.
+    """
+    if not fixed_shares:
+        return sampling_variances(sums.sum(1), total.sum(1))
+    if total.shape[1] == 1:
+        return total.sum(1) * math.nan
+    of_cells = torch.where(total > 1, sampling_variances(sums, total), class_variances(sums, total))
+    return (total.square() * of_cells).where(total > 0, 0.0).sum(1) / total.sum(1).square()
 
 
 def variance_beyond_chance(values: Tensor, variances: Tensor) -> Tensor:

@@ -18,11 +18,19 @@ import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
+from fedtilt.data.groups import CLASS
 from fedtilt.data.tables.schema import MIN_COUNT
 from fedtilt.data.targets import Target
 from fedtilt.errors import InputError
 from fedtilt.evaluation.decision_metrics import METRICS
-from fedtilt.evaluation.metrics import Counts, GroupCounts, GroupMetrics, Metrics, compute_group_metrics
+from fedtilt.evaluation.metrics import (
+    Counts,
+    GroupCounts,
+    GroupMetrics,
+    Metrics,
+    compute_group_metrics,
+    counts_of_chance,
+)
 from fedtilt.evaluation.prediction_sets import bins_of
 from fedtilt.evaluation.round_metrics import RoundMetrics, round_metrics
 from fedtilt.evaluation.scores import TASK_SCORES, scores_of, spread_in_clients
@@ -192,7 +200,11 @@ def _check_scores(scores: Any, samples: int) -> None:
 
 
 def combine_replies(
-    replies: Mapping[int, EvaluationReply], has_outliers: Tensor, personal: bool, classes: int
+    replies: Mapping[int, EvaluationReply],
+    has_outliers: Tensor,
+    personal: bool,
+    classes: int,
+    fixed_shares: bool = False,
 ) -> tuple[Counts, Tensor, RoundMetrics]:
     """Sums (N, K, …), samples (N, K) and the summary; a site without a reply has no samples and is not counted.
 
@@ -216,6 +228,10 @@ def combine_replies(
         )
         never_selected[site] = personal and reply.personal is None
     counts = Counts(shared, of_personal if personal else None, never_selected)
+    if fixed_shares:
+        group = "" if shared.is_floating_point() else CLASS
+        of_both = [counts_of_chance({group: GroupCounts(s, total)}, True) for s in (shared, counts.evaluated)]
+        counts = counts._replace(chance=(of_both[0], of_both[1]))
     summary = round_metrics(counts, total, has_outliers)
     if totals_only:
         summary = _with_class_spreads(summary, replies, total, never_selected, has_outliers, personal)

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedtilt.data.groups import CLASS, in_words
+from fedtilt.data.groups import in_words
 from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.root_set import RootSet
 from fedtilt.errors import InputError
@@ -252,8 +252,9 @@ class ServerRunFolder:
             name=self._method,
             method=self._task.method,
             history=self._run_folder.evaluations.history[self._method],
-            group_counts={CLASS: GroupCounts(counts[self._method].evaluated, total)},
+            group_counts={self._info.label_group: GroupCounts(counts[self._method].evaluated, total)},
             client_names=tuple(self._info.site_names),
+            fixed_shares=self._info.drawn.fixed_shares,
             _net=self._model,
             _parts=self._parts,
             _server=state.server[self._method],  # the states of clients are on their sites

@@ -357,7 +357,9 @@ class SiteStrategy(Strategy):
         )
         for site, reason in sorted({**rejected, **missing}.items()):
             _log.warning("round %d: the results are without site %d, which %s", round, site, reason)
-        counts, total, summary = combine_replies(accepted, self._info.has_outliers, self.method.has_personal, classes)
+        counts, total, summary = combine_replies(
+            accepted, self._info.has_outliers, self.method.has_personal, classes, self._info.drawn.fixed_shares
+        )
         if self._mechanism is not None:
             summary = summary._replace(privacy=self._mechanism.loss(self._releases.count))
         self.summaries.append((round, summary))

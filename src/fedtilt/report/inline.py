@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from fedtilt.data.sampling import DrawnRows
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.results import Result
 from fedtilt.files import write_bytes
@@ -50,7 +51,11 @@ def as_run(result: Result) -> Run:
     seed_run = SeedRun(
         seed=0,
         history={name: found.history for name, found in result.items()},
-        counts={name: Counts(found.sums, None, never) for name, found in result.items()},
+        counts={
+            name: Counts(found.sums, None, never, tuple(found.group_counts.values())[1:])
+            for name, found in result.items()
+        },
+        drawn=DrawnRows(fixed_shares=first.fixed_shares),
         total=first.total,
         has_outliers=never if result.has_outliers is None else result.has_outliers,
         client_names=first.client_names,

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fedtilt.data.groups import CLASS
-from fedtilt.data.sampling import DrawnRows
+from fedtilt.data.sampling import AS_GIVEN, DrawnRows
 from fedtilt.errors import InputError, InputWarning
-from fedtilt.evaluation.metrics import Counts
+from fedtilt.evaluation.metrics import Counts, GroupCounts, counts_of_chance
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.scores import SCORES, Score
@@ -29,9 +29,7 @@ from fedtilt.storage.evaluations import Evaluations, History
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.predictions import read_predictions
 from fedtilt.storage.provenance import check_run_folder, read_record
-from fedtilt.storage.run_folder import EARLY_STOP, baselines_folder, read_thresholds
-
-_OF_EARLIER_RUNS = DrawnRows("proportional", fixed_shares=True)  # which did not record it
+from fedtilt.storage.run_folder import EARLY_STOP, baselines_folder, drawn_rows, read_thresholds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,7 @@ class SeedRun:
     group: str = CLASS  # what the columns are: classes, ranges of the target, or a column of groups
     attackers: tuple[int, ...] = ()  # clients, which are not evaluated
     left_out: tuple[int, ...] = ()  # clients that have left: they have a number, and no data
-    drawn: DrawnRows = _OF_EARLIER_RUNS  # how the test rows came about
+    drawn: DrawnRows = AS_GIVEN  # how the test rows came about
     about_data: tuple[str, ...] = ()  # warnings, and how the source was read
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)  # by method, of a rare class
     has_ended: bool = False  # early, by the stop rule of the run
@@ -67,6 +65,14 @@ class SeedRun:
     def sums(self, method: str) -> Tensor:
         """Sums (N, K) of the evaluated models: correct predictions, or errors."""
         return self.counts[method].evaluated
+
+    def of_chance(self, method: str) -> GroupCounts:
+        """The counts that chance in the scores of a method follows from; see `counts_of_chance`."""
+        by_grouping = {self.group: GroupCounts(self.sums(method), self.total)}
+        others = self.counts[method].groups
+        if self.group != CLASS and others and not self.sums(method).is_floating_point():
+            by_grouping[CLASS] = others[0]  # see `group_names`
+        return counts_of_chance(by_grouping, self.fixed_shares)
 
     @property
     def split(self) -> str:
@@ -261,7 +267,7 @@ def _read_federation(path: Path, clients: int, classes: int) -> dict[str, Any]:
         has_outliers[torch.tensor(record["has_outliers"], dtype=torch.long)] = True
         attackers, left_out = (tuple(map(int, record.get(key, ()))) for key in ("attackers", "left_out"))
         about_data = tuple(map(str, record.get("about_data", ())))
-        drawn = DrawnRows(**{key: record.get(key, value) for key, value in _OF_EARLIER_RUNS._asdict().items()})
+        drawn = drawn_rows(record)
     if (len(client_names), len(class_names)) != (clients, classes):
         raise InputError(
             f"{path} names {len(client_names)} clients and {len(class_names)} classes, "

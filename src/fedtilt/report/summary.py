@@ -1,12 +1,13 @@
 """The results of a run in sentences; every number comes from the run."""
 
+import math
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, median
 
 import torch
 
 from fedtilt.evaluation.certificate import Certificate, describe
-from fedtilt.evaluation.scores import ACCURACY, Score, shares_of
+from fedtilt.evaluation.scores import ACCURACY, MAE, Score, shares_of
 from fedtilt.evaluation.true_spread import fairness_difference, true_spread
 from fedtilt.report import compare, weak_spots
 from fedtilt.report.figure import capitalise
@@ -59,7 +60,7 @@ def worst_scores(run: Run) -> str:
         ]
         clauses.append(f"{method}, {', and '.join(texts)}")
     shown = f" These are the {len(clauses)} best of {len(run.methods)} methods."
-    text = f"Fails most, with a 95 % interval that is worse than the mean: {'; '.join(clauses)}."
+    text = f"Fails most, worse than the mean beyond chance among that many, with a 95 % interval: {'; '.join(clauses)}."
     return f"{text}{shown if len(clauses) < len(run.methods) else ''}"
 
 
@@ -75,27 +76,26 @@ def worst_score(score: Score, worst: weak_spots.Worst) -> str:
 
 
 def fairness_beyond_chance(run: Run) -> str:
-    """Intervals of the spread of true scores over clients, and which method is fairer; empty: unknown.
+    """Intervals of the spread of true scores over clients, and which method is fairer; empty: of this score, unknown.
 
-    The estimates by moments are in the table; those by likelihood, which differ a little, are left to `true_spread`.
-    Moments outside the interval are named: with classes in proportion, tiny clients vary less than by chance.
+    Seeds draw the same rows again, so the ends are medians over seeds, and not narrower with more of them.
     """
-    if not weak_spots.knows_chance(run):
+    if run.score not in (ACCURACY, MAE):
         return ""
-    spreads = {m: [true_spread(s.sums(m), s.total) for s in run.compared] for m in compare.best_methods(run, 5)}
-    texts, outside = [], []
+    spreads = {
+        m: [true_spread(*s.of_chance(m), fixed_shares=s.fixed_shares) for s in run.compared]
+        for m in compare.best_methods(run, 5)
+    }
+    digits = ".1f" if run.score is ACCURACY else ".3g"
+    texts = []
     for method, found in spreads.items():
-        moments, low, high = (fmean(getattr(spread, key) for spread in found) for key in ("moments", "low", "high"))
-        outside += [] if low <= moments <= high else [method]
-        digits = ".1f" if run.score is ACCURACY else ".3g"
-        texts.append(f"{method} {low:{digits}} to {high:{digits}}")
+        known = [spread for spread in found if not spread.reason]
+        low, high = (median(getattr(s, end) for s in known) if known else math.nan for end in ("low", "high"))
+        texts.append(f"{method} {low:{digits}} to {high:{digits}}" if known else f"{method} none, as {found[0].reason}")
     fairest = min(spreads, key=lambda method: fmean(spread.estimate for spread in spreads[method]))
     others = [m for m in spreads if m != fairest and all(_is_fairer(s, fairest, m) for s in run.compared)]
     fairer = f"; {fairest} is fairer than {join_words(others)} beyond chance" if others else ""
-    doubt = ""
-    if outside:
-        doubt = f"; {join_words(outside)}: outside, as test data varies less than by chance, so read the interval"
-    return f"std over clients of the true {run.score.title}; 95 % intervals: {', '.join(texts)}{fairer}{doubt}"
+    return f"std over clients of the true {run.score.title}; 95 % intervals: {', '.join(texts)}{fairer}"
 
 
 def _is_fairer(seed_run: SeedRun, ours: str, theirs: str) -> bool:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import torch
-from torch import Tensor
 
+from fedtilt.evaluation.metrics import GroupCounts
 from fedtilt.evaluation.scores import Score, client_scores
 from fedtilt.evaluation.true_spread import client_estimates, knows_variances
 from fedtilt.report.run_reader import Run, SeedRun
@@ -13,7 +13,7 @@ from fedtilt.report.run_reader import Run, SeedRun
 
 def knows_chance(run: Run) -> bool:
     """Whether the part of chance in the scores is known; otherwise, nothing can be said to fail beyond it."""
-    return all(knows_variances(s.sums(run.methods[0]), s.total) for s in run.compared)
+    return all(knows_variances(*s.of_chance(run.methods[0]), fixed_shares=s.fixed_shares) for s in run.compared)
 
 
 class Worst(NamedTuple):
@@ -23,15 +23,19 @@ class Worst(NamedTuple):
     value: float  # estimate of its true score
     low: float  # of its interval
     high: float
-    seed: int | None = None  # of a client, or of a range that other seeds do not have
+    seed: int | None = None  # None: of all seeds
 
     @classmethod
     def of(
-        cls, score: Score, sums: Tensor, total: Tensor, names: Sequence[str], seed: int | None = None
-    ) -> Self | None:
-        """The worst of several clients or groups, from sums and samples; None: chance explains all, or unknown."""
-        found = client_estimates(sums[:, None], total[:, None])
-        i = found.worst(score.higher_is_better)
+        cls, score: Score, counts: GroupCounts, names: Sequence[str], seed: int | None = None, *,
+        fixed_shares: bool = False, error: float = 0.05,
+    ) -> Self | None:  # fmt: skip
+        """The worst of several clients or groups; None: chance explains all, or unknown.
+
+        If all are equal, one is named with at most the probability `error`.
+        """
+        found = client_estimates(*counts, fixed_shares=fixed_shares)
+        i = found.worst(score.higher_is_better, error)
         if i is None:
             return None
         return cls(names[i], float(found.estimate[i]), float(found.low[i]), float(found.high[i]), seed)
@@ -39,22 +43,27 @@ class Worst(NamedTuple):
 
 def worst_client(run: Run, method: str) -> Worst | None:
     """The client that a method fails most, of all seeds, which have clients of their own."""
-    found = [Worst.of(run.score, s.sums(method).sum(1), s.total.sum(1), s.client_names, s.seed) for s in run.compared]
+    error = 0.05 / len(run.compared)
+    found = [
+        Worst.of(run.score, s.of_chance(method), s.client_names, s.seed, fixed_shares=s.fixed_shares, error=error)
+        for s in run.compared
+    ]
     worst = [client for client in found if client is not None]
     return (min if run.score.higher_is_better else max)(worst, key=lambda client: client.value, default=None)
 
 
 def worst_group(run: Run, method: str) -> Worst | None:
-    """The class or group that a method fails most, over the samples of all clients and seeds.
+    """The class or group that a method fails most, over the samples of all clients in the first seed.
 
-    The ranges of a target depend on the training samples: if seeds have others, it is one of the first seed.
+    Other seeds have new samples if data is generated; otherwise they draw the same rows again, and are no more samples.
     """
-    first, seed_runs, seed = run.compared[0], run.compared, None
-    if any(s.class_names != first.class_names for s in run.compared):
-        seed_runs, seed = run.compared[:1], first.seed
+    first, seed_runs = run.compared[0], run.compared
+    if not first.generated or any(s.class_names != first.class_names for s in run.compared):
+        seed_runs = run.compared[:1]
     sums = torch.stack([s.sums(method).sum(0) for s in seed_runs]).sum(0)
     total = torch.stack([s.total.sum(0) for s in seed_runs]).sum(0)
-    return Worst.of(run.score, sums, total, first.class_names, seed)
+    seed = first.seed if len(seed_runs) < len(run.compared) else None
+    return Worst.of(run.score, GroupCounts(sums[:, None], total[:, None]), first.class_names, seed)
 
 
 class ClientScores(NamedTuple):

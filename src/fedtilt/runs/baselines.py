@@ -12,7 +12,7 @@ from fedtilt.engine.prepare import PreparedRun, backend_for, example_jobs
 from fedtilt.evaluation.baselines import constant_outputs, pooled_outputs, pooled_problem
 from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.method_results import Baselines, EvaluatedResult
-from fedtilt.evaluation.metrics import Counts, GroupCounts
+from fedtilt.evaluation.metrics import Counts, GroupCounts, counts_of_chance
 from fedtilt.evaluation.predictions import Predictions, predict, predictions_of
 from fedtilt.evaluation.round_metrics import metrics_by_method
 from fedtilt.methods import Method, local
@@ -97,7 +97,11 @@ def _record(prepared: PreparedRun, evaluations: EvaluationHistory, round: int, f
     for name, predictions in found.items():
         (sums, total), *others = [predictions.counts(group) for group in groups]
         never_selected = torch.zeros(len(total), dtype=torch.bool)
-        counts[name] = Counts(sums, None, never_selected, tuple(GroupCounts(*other) for other in others))
+        of_groups = tuple(GroupCounts(*other) for other in others)
+        counts[name] = Counts(sums, None, never_selected, of_groups)
+        if federation.fixed_shares():
+            chance = counts_of_chance(counts[name].by_grouping(total, groups), fixed_shares=True)
+            counts[name] = counts[name]._replace(chance=(chance, chance))
     summaries = metrics_by_method(counts, total, federation.has_outliers, None, groups)
     evaluations.record(round, summaries, counts, total)
 
@@ -115,6 +119,7 @@ def _results(
             name=name,
             history=history,
             client_names=prepared.federation.client_names,
+            fixed_shares=prepared.federation.fixed_shares(),
             group_names=groups,
             group_counts=counts[name].by_grouping(total, groups),
             _predict=predictions[name],

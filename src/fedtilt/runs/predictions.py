@@ -6,12 +6,14 @@ from typing import NamedTuple
 
 from fedtilt.errors import InputError
 from fedtilt.evaluation.predictions import Predictions, predict
+from fedtilt.files import read_json
 from fedtilt.locks import locked
 from fedtilt.runs.spec_run import prepare_seed, spec_of
 from fedtilt.runs.trained_run import open_state
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.predictions import read_predictions, write_predictions
 from fedtilt.storage.provenance import read_record
+from fedtilt.storage.run_folder import drawn_rows
 
 
 class RunPredictions(NamedTuple):
@@ -20,6 +22,7 @@ class RunPredictions(NamedTuple):
     seed: int
     round: int  # of the models
     by_method: dict[str, Predictions]
+    fixed_shares: bool  # of the classes in each client's test rows
 
 
 def read_or_predict(folder: Path, methods: Sequence[str] = (), seed: int | None = None) -> RunPredictions:
@@ -43,4 +46,5 @@ def read_or_predict(folder: Path, methods: Sequence[str] = (), seed: int | None 
         if state.round == prepared.settings.rounds:
             with locked(folder):
                 write_predictions(run_folder.folder, state.round, found)
-    return RunPredictions(seed, state.round, {name: found[name] for name in wanted})
+    drawn = drawn_rows(read_json(run_folder.folder / "federation.json"))
+    return RunPredictions(seed, state.round, {name: found[name] for name in wanted}, drawn.fixed_shares)

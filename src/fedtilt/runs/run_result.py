@@ -50,6 +50,7 @@ def run_result(
                 history=evaluations.history[m.name],
                 validation=evaluations.validation[m.name].evaluated if m.name in evaluations.validation else None,
                 client_names=prepared.federation.client_names,
+                fixed_shares=prepared.federation.fixed_shares(),
                 group_names=groups,
                 group_counts=counts[m.name].by_grouping(total, groups),
                 _net=net,

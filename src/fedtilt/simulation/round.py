@@ -45,10 +45,10 @@ class Round:
         if self.counts is None:
             raise InputError(f"round {self.number} was not evaluated; use eval_every = 1 to evaluate every round")
         if not validation:
-            return compute_metrics(self.counts[method].evaluated, self.total)
+            return _evaluated(self.counts[method], self.total)
         if self.validation is None or self.validation_total is None:
             raise InputError("the federation has no validation data; build it with, for example, validation = 0.1")
-        return compute_metrics(self.validation[method].evaluated, self.validation_total)
+        return _evaluated(self.validation[method], self.validation_total)
 
     def model(self, method: str, client: int | str | None = None) -> nn.Module:
         """A copy of the method's shared model or, with `client`, of the model that this client uses."""
@@ -63,3 +63,7 @@ class Round:
     def _check(self, method: str) -> None:
         if method not in self.state.server:
             raise InputError(f"there is no method {method!r} in this run; it has {', '.join(self.state.server)}")
+
+
+def _evaluated(counts: Counts, total: Tensor) -> Metrics:
+    return compute_metrics(counts.evaluated, total, counts.chance and counts.chance[1])

@@ -59,6 +59,14 @@ def read_thresholds(folder: Path, round: int) -> dict[str, Threshold]:
         return {m: Threshold.from_json(values) for m, values in found["thresholds"].items()} if is_same else {}
 
 
+_OF_EARLIER_RUNS = DrawnRows("proportional", fixed_shares=True)  # which did not record it
+
+
+def drawn_rows(record: Mapping[str, Any]) -> DrawnRows:
+    """How the test rows of a run came about, from its federation.json."""
+    return DrawnRows(**{key: record.get(key, value) for key, value in _OF_EARLIER_RUNS._asdict().items()})
+
+
 class RunFolder:
     """One seed's part of a run folder."""
 
