@@ -20,7 +20,7 @@ from fedtilt.evaluation.weighted_predictions import (
 MIN_CLIENTS = 5  # among fewer, samples are resampled within each client
 RESAMPLES = 1000  # of a bootstrap, unless another number is given
 MIN_SAMPLES = 10  # fewer are too few to resample
-MIN_UNITS = 3  # of the rarer class
+MIN_UNITS = 5  # of the rarer class
 NO_SAMPLES = "no test samples"
 Range = tuple[float, float]
 LARGE = 20_000  # of more samples, sums of units are resampled: of clients, or of blocks of samples
