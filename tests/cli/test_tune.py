@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def test_tune_recommends_a_spec_that_runs_and_writes_a_page(fedtilt, tmp_path: P
     assert again.out == result.out
     monkeypatch.setenv("COLUMNS", "70")
     narrow = " ".join(fedtilt("resume", "search").out.split())
-    assert "Not in the table, for want of width: client fairness, client data fairness; results.json" in narrow
+    assert re.search(r"Not in the table, for want of width: .*client data fairness; results.json", narrow), narrow
     assert json.loads(fedtilt("resume", "search", "--json").out)["tuning"]["chosen"] == tuning["chosen"]
     run = fedtilt("run", "search/recommended.toml", "--out", "run", "--json")
     assert run.code == 0, run.err
