@@ -43,7 +43,7 @@ def test_tune_recommends_a_spec_that_runs_and_writes_a_page(fedtilt, tmp_path: P
     assert again.out == result.out
     monkeypatch.setenv("COLUMNS", "50")
     narrow = " ".join(fedtilt("resume", "search").out.split())
-    assert re.search(r"Not in the table, for want of width: .*client data fairness; results.json", narrow)
+    assert re.search(r"Not in the table, for want of width: .*client data fairness; results.json", narrow), narrow
     assert json.loads(fedtilt("resume", "search", "--json").out)["tuning"]["chosen"] == tuning["chosen"]
     run = fedtilt("run", "search/recommended.toml", "--out", "run", "--json")
     assert run.code == 0, run.err

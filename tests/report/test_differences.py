@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,8 @@ def other_run(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """The same run with another learning rate."""
     folder = tmp_path_factory.mktemp("other") / "larger lr"
     run_spec(load(run_folder / "spec.toml", overrides=["train.lr=0.3"]), folder)
+    for seed in (0, 1):  # with the same names of clients
+        shutil.copy(run_folder / f"seed-{seed}" / "federation.json", folder / f"seed-{seed}")
     return folder
 
 

@@ -138,11 +138,15 @@ def _verdicts(
 ) -> list[Verdict]:
     if not names:
         return []
-    draws = [draw_of({name: scores[name][seed] for name in (current, *names)}, by) for seed in scores[current]]
-    pairs, higher = [(name, current) for name in names], by.higher_is_better
-    found = compare(draws, by.compared, pairs, higher_is_better=higher, confidence=1 - LEVEL / tried)
     means = {name: fmean(by.value(table) for table in scores[name].values()) for name in (current, *names)}
     gains = [by.better(means[name], means[current]) for name in names]  # also where nothing can be said about them
+    totals = {seed: table.total for seed, table in scores[current].items()}
+    if any(not scores[name][seed].total.equal(total) for name in names for seed, total in totals.items()):
+        other = "other validation rows"  # of clients that one setting has selected, and another has not
+        return [Verdict(gain, -math.inf, math.inf, 1.0, other) for gain in gains]
+    draws = [draw_of({name: scores[name][seed] for name in (current, *names)}, by) for seed in totals]
+    pairs, higher = [(name, current) for name in names], by.higher_is_better
+    found = compare(draws, by.compared, pairs, higher_is_better=higher, confidence=1 - LEVEL / tried)
     return [verdict._replace(difference=gain) for verdict, gain in zip(found, gains, strict=True)]
 
 
