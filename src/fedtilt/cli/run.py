@@ -104,12 +104,13 @@ def print_run(console: Console, folder: Path, trained: object, seconds: float) -
     """Print the comparison of a run's methods."""
     from fedtilt.cli.tables import comparison_table, group_legend, group_tables, legend
     from fedtilt.report.run_reader import read_run
-    from fedtilt.report.summary import facts
+    from fedtilt.report.summary import facts, headline
     from fedtilt.report.verdict import thresholds, verdict
 
     run = read_run(folder)
     data, comma, rest = facts(run).partition(",")
     console.print(f"\n[bold]{escape(data)}[/]{escape(comma + rest)} [dim]({seconds:.1f} s)[/]")
+    print_lines(console, headline(run))
     console.print(comparison_table(run, console.width))
     if sentences := [*verdict(run), *thresholds(run)]:
         print_lines(console, *sentences, "")
