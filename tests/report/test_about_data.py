@@ -35,6 +35,7 @@ def test_warnings_and_guesses_stand_on_the_page_and_in_no_export(tmp_path: Path)
     assert found == [
         "column 'größe' has -999 in several rows, far outside its other numbers, which count as missing; set "
         "find_missing = false if they are numbers",
+        "test rows: drawn at random from each client's rows",
         "ä.csv cp1252, separated by ';', decimal comma",
         "6 of 120 rows have no 'ill' and are dropped",
         "column 'größe': -999 read as missing in 15 rows",

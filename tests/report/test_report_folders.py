@@ -10,6 +10,7 @@ import torch
 
 import fedtilt as ft
 from fedtilt import report
+from fedtilt.data.sampling import AS_GIVEN
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.round_metrics import round_metrics
@@ -105,7 +106,8 @@ def _random_run(folder: Path, clients: int, methods: list[str]) -> Path:
         counts[name] = Counts(correct, None, nobody.clone())
     summaries = {name: round_metrics(count, total, nobody) for name, count in counts.items()}
     run_folder = RunFolder(folder / "seed-0")
-    run_folder.describe(clients=[*map(str, range(clients))], classes=[*map(str, range(10))], has_outliers=[])
+    names = {"clients": [*map(str, range(clients))], "classes": [*map(str, range(10))]}
+    run_folder.describe(**names, has_outliers=[], drawn=AS_GIVEN)
     run_folder.evaluations.record(1, summaries, counts, total)
     settings = {"methods": {name: {} for name in methods}, "train": {"rounds": 1}, "data": "x", "clients": clients,
                 "outliers": {"kind": "none", "rate": 0.3, "clients": 1.0}}  # fmt: skip
