@@ -84,11 +84,11 @@ def gains_of(run: Run, ours: str, theirs: str) -> Gains:
 
 
 def _about_constant(run: Run, best: str, constant: str, value: float) -> str:
-    what = f"Predicting {_CONSTANTS[constant]}"
-    if rare_class(run) is not None:
-        what = "A random ranking"
-    gap = _difference(run, best, constant)
-    what, change = f"{what} has {_value(run, value)}", _change(run, best, gap)
+    what, key = f"Predicting {_CONSTANTS[constant]} has {_value(run, value)}", None
+    if rare_class(run) is not None:  # of few samples, the AUPRC is too uncertain to compare with
+        what, key = f"A random ranking has {_value(run, value)} and an AUROC of 0.5", "auroc"
+    gap = _difference(run, best, constant, key=key)
+    change = _change(run, best, gap, key)
     if gap.sign() > 0:
         return f"{what}; against it, {change}."
     return f"{what}, and no method is better beyond chance: against it, {change}. Train longer, or look at the columns."
@@ -102,9 +102,9 @@ def _value(run: Run, value: float) -> str:
     return f"{article(run.score.title)} {run.score.title} of {value:.4g}"
 
 
-def _change(run: Run, method: str, gap: Verdict) -> str:
-    """By how much a method changes the score, with its interval."""
-    what = "AUPRC" if rare_class(run) is not None else run.score.title
+def _change(run: Run, method: str, gap: Verdict, key: str | None = None) -> str:
+    """By how much a method changes the score, or another metric, with its interval."""
+    what = (key or "auprc").upper() if rare_class(run) is not None else run.score.title
     digits, unit = (3, "") if rare_class(run) is not None else (1, " points") if run.score.unit else (None, "")
     # of errors, a positive difference is a lower error; the text has the sign of the error itself
     sign = 1 if run.score.higher_is_better else -1
@@ -115,7 +115,7 @@ def _change(run: Run, method: str, gap: Verdict) -> str:
     return f"{method} changes the {what} by {mean}{unit} ({interval})".replace("-", "−")
 
 
-def _difference(run: Run, ours: str, theirs: str, asked: int = 0) -> Verdict:
+def _difference(run: Run, ours: str, theirs: str, asked: int = 0, key: str | None = None) -> Verdict:
     """Ours against theirs, corrected by Bonferroni for as many pairs: ours was chosen among all methods."""
     draws = [
         _draw(by_name, (ours, theirs), seed_run)
@@ -123,7 +123,7 @@ def _difference(run: Run, ours: str, theirs: str, asked: int = 0) -> Verdict:
     ]
     lead, pairs = lead_metric(run), asked or len(run.methods)
     (found,) = compare(
-        draws, lead.key, [(ours, theirs)], higher_is_better=lead.higher_is_better, confidence=1 - LEVEL / pairs
+        draws, key or lead.key, [(ours, theirs)], higher_is_better=lead.higher_is_better, confidence=1 - LEVEL / pairs
     )
     return found._replace(p_value=min(1.0, pairs * found.p_value))
 
