@@ -206,7 +206,9 @@ def test_a_rare_class_leads_and_is_compared_by_auprc() -> None:
     assert [m.key for m in overview_metrics(run)][:3] == ["auprc", "auroc", "accuracy"]
     helps, random = verdict(run)
     assert helps.startswith("Federation helps: against every client alone, fedavg changes the AUPRC by +0.")
-    assert random.startswith("A random ranking has an AUPRC of 0.050; against it, fedavg changes the AUPRC by +0.")
+    assert random.startswith(
+        "A random ranking has an AUPRC of 0.050 and an AUROC of 0.5; against it, fedavg changes the AUROC by +0."
+    )
     assert rare_class(run_of({"fedavg": predicting([1] * CLIENTS)}, {})) is None
 
 
