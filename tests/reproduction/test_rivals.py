@@ -3,6 +3,7 @@
 from statistics import fmean
 
 from fedtilt.evaluation.statistics import paired_difference
+
 from fedtilt.evaluation.verdicts import holm
 from fedtilt.methods import PRESETS
 from reproduction.experiment import Options, Results, load
