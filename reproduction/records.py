@@ -39,6 +39,7 @@ HOW_COMPARED = (
     "median over seeds. Without an interval, nothing can be said."
 )
 _MEANS = {"accuracy": "client_fairness", "client_data_fairness_mean": "client_data_fairness_std"}  # mean → std
+_NOTHING = -math.inf, math.inf, 1.0  # interval and p where nothing can be said
 _TAILS = 1.25  # what kurtosis adds beyond R
 
 
@@ -55,7 +56,7 @@ class Difference(NamedTuple):
 
 
 def outcome(found: Difference | None, margin: float = 0.0) -> Outcome:
-    """Better: the whole interval is above the margin; one seed is ahead or not, because others may train otherwise."""
+    """Better: the whole interval is above the margin; one seed is ahead or not."""
     if found is None:
         return "not measured"
     gap, low, high, *_ = found.verdict
@@ -109,7 +110,7 @@ def difference(
     counted = [draw for draw in draws if draw is not None]
     if len(counted) == len(draws):
         key, pair = metric.compared or metric.key, [("ours", "theirs")]
-        return Difference(compare(counted, key, pair, higher_is_better=metric.higher_is_better)[0], len(seeds))
+        return _of_seeds(compare(counted, key, pair, higher_is_better=metric.higher_is_better)[0], len(seeds))
     return _summarised([_summary(ours[seed], theirs[seed], metric, clients, view) for seed in seeds], clients)
 
 
@@ -128,7 +129,7 @@ def best_rows(rows: Mapping[str, BySeed], metric: Metric, clients: int, view: st
     """The best row by the mean over seeds, then those that are not told apart from it; empty: nothing can be said."""
     means = {row: fmean(metrics_of(method, view)[metric.key] for method in by_seed.values())  # type: ignore[index]
              for row, by_seed in rows.items()}  # fmt: skip
-    unknown = Verdict(0.0, -math.inf, math.inf, 1.0)
+    unknown = Verdict(0.0, *_NOTHING)
 
     def compared(pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
         found = [difference(rows[a], rows[b], metric, clients, view) for a, b in pairs]
@@ -172,7 +173,12 @@ def _summary(
 
 def _summarised(by_seed: Sequence[tuple[float, float]], clients: int) -> Difference:
     values, errors = np.array(by_seed).T
-    return Difference(of_summaries(values[:, None], errors[:, None], clients - 1)[0], len(by_seed))
+    return _of_seeds(of_summaries(values[:, None], errors[:, None], clients - 1)[0], len(by_seed))
+
+
+def _of_seeds(verdict: Verdict, seeds: int) -> Difference:
+    """One seed has no interval: clients are compared, but others may train otherwise."""
+    return Difference(verdict if seeds > 1 else Verdict(verdict.difference, *_NOTHING, "one seed"), seeds)
 
 
 def _draw(ours: Mapping[str, Any], theirs: Mapping[str, Any], view: str) -> Draw | None:

@@ -109,6 +109,9 @@ def _paper_tilts(check: Mapping[str, Any], comparisons: Comparisons, _: Comparis
             outcomes[where] = ["not ahead" if beaten else "ahead"]
         if winners:
             notes.append(f"{where}: {len(winners)} of {len(others)} other settings are {winning}, such as {winners[0]}")
+        elif decided:
+            worse = list(others.values()).count("worse")
+            notes.append(f"{where}: {worse} of {len(others)} other settings are worse, the rest is not told apart")
     what = f"At most {_CHANCE:.1%} of the other settings in our grid have a better accuracy than the paper’s tilts"
     what = what.replace("%", " %")
     holds, numbers = _count(outcomes, what)

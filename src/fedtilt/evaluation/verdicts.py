@@ -32,6 +32,7 @@ LEVEL = 0.05
 _ENUMERATED = 12  # signs
 _NORMAL = 1e6  # degrees of freedom
 _LEAST = 1e-300  # p is above 0
+_TINY = 1e-15  # p below agrees with any interval without 0
 
 
 class Verdict(NamedTuple):
@@ -333,7 +334,8 @@ def _implied(value: Array, error: Array, freedom: Array, p_value: Array) -> Arra
     """The standard error, at least that with which Student's t has this p, so that the interval agrees with it."""
     from scipy.special import stdtrit
 
-    return np.maximum(error, np.abs(value) / -stdtrit(freedom, np.clip(p_value, 1e-15, 0.5) / 2))
+    implied = np.abs(value) / -stdtrit(freedom, np.clip(p_value, _TINY, 0.5) / 2)
+    return np.maximum(error, np.where(p_value > _TINY, implied, 0))
 
 
 def _interval(value: Array, error: Array, freedom: Array, level: float) -> tuple[Array, Array]:
