@@ -1,6 +1,7 @@
 """Every method with its chosen settings, on test data of seeds that tuning did not use."""
 
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -61,6 +62,13 @@ def test_a_quick_case_keeps_metrics_on_test_data_alone() -> None:
     result = measure(case, Options(quick=True, device="cpu"), lambda *_: None)
     assert {split for method in result["methods"].values() for split in method} == {"test"}
     assert set(result["methods"]) == set(case.settings["methods"])
+    for method in result["methods"].values():  # counts of clients, which later verdicts compare
+        for models, correct in method["test"]["correct"].items():
+            pairs = zip(correct or [], result["samples"], strict=correct is not None)
+            shares = [100 * sum(right) / sum(samples) for right, samples in pairs]
+            assert method["test"][models] is None or fmean(shares) == pytest.approx(
+                method["test"][models]["accuracy"], abs=1e-3
+            )
     comparison = compare_cells(experiment, {case.name: result})["digits gaussian"]
     assert set(comparison.rows) == set(row_settings(experiment.settings, "digits", "gaussian"))
     captions = result["methods"]["fedtilt tau=-50 lam=50"]
