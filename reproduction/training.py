@@ -11,6 +11,8 @@ from dataclasses import fields, replace
 from functools import lru_cache, partial
 from typing import Any
 
+from torch import Tensor
+
 from fedtilt import data, models
 from fedtilt.attacks.attack import Attack
 from fedtilt.devices import pick_device
@@ -230,6 +232,7 @@ def _train(
     prepared = prepare(methods, federation, model, training)
     last: dict[str, dict[str, RoundMetrics]] = {}
     more: dict[str, Any] = {}
+    correct: dict[str, dict[str, Any]] = {}
 
     def evaluate(r: Round) -> tuple[dict[str, float], str]:
         tests = metrics_by_method(r.counts, r.total, federation.has_outliers, attack_success=r.attack_success)
@@ -238,6 +241,13 @@ def _train(
         for name, summary in tests.items():
             splits = {"test": summary, "validation": validation.get(name), "noisy_validation": noisy.get(name)}
             last[name] = {split: found for split, found in splits.items() if found is not None}
+        if r.counts is not None and r.total is not None and r.number == rounds:
+            has_samples, more["samples"] = r.total > 0, _by_client(r.total, r.total > 0)
+            for name, counts in r.counts.items():
+                models = {"shared": counts.shared, "personal": counts.personal}
+                correct[name] = {
+                    view: None if sums is None else _by_client(sums, has_samples) for view, sums in models.items()
+                }
         if details is not None and r.number == rounds:
             more["details"] = details(prepared, r, last)
         accuracy = {name: summary.evaluated.accuracy for name, summary in tests.items()}
@@ -248,13 +258,22 @@ def _train(
     return {
         "rounds": [number for number, _ in recorder.curve],
         "methods": {
-            m.name: {split: _to_json(summary) for split, summary in last[m.name].items()}
+            m.name: {
+                split: _to_json(summary) | ({"correct": correct[m.name]} if split == "test" else {})
+                for split, summary in last[m.name].items()
+            }
             | {"curve": [accuracy[m.name] for _, accuracy in recorder.curve]}
             for m in methods
         },
         "train_seconds": recorder.seconds(),
         **more,
     }
+
+
+def _by_client(counts: Tensor, has_samples: Tensor) -> list[list[int]]:
+    """Counts (clients, classes) of every client, of the classes of which it has test samples; others are left out."""
+    pairs = zip(counts, has_samples, strict=True)
+    return [of_client[found].tolist() for of_client, found in pairs if found.any()]
 
 
 def _on_noisy_validation(prepared: PreparedRun, r: Round) -> dict[str, RoundMetrics]:

@@ -5,7 +5,7 @@ from itertools import product
 from typing import Any
 
 from fedtilt.evaluation.over_seeds import SeedValues
-from fedtilt.evaluation.statistics import PairedDifference, mean_difference
+from fedtilt.evaluation.verdicts import Verdict
 from fedtilt.report.tables import format_difference, format_interval, format_mean_std
 from reproduction import plots
 from reproduction.chapter import CaptionedFigure, Chapter, Part, Table, Text
@@ -18,9 +18,8 @@ from reproduction.experiments.paired import (
     DatasetComparison,
     compare_datasets,
     condition_name,
-    format_effect_size,
 )
-from reproduction.statistics import best_and_tied
+from reproduction.records import HOW_COMPARED
 from reproduction.training import Setting, ditto, fedavg, federation_settings, fedtilt, grid_case, measure_grid
 
 measure = measure_grid
@@ -120,7 +119,7 @@ def _main_table(experiment: Experiment, measured: Mapping[str, DatasetComparison
     rows: list[list[str | float]] = []
     for data, comparison in measured.items():
         values = {row: _values(comparison, row) for row in ROWS if row in comparison.rows}
-        leaders = {metric.key: best_and_tied(values, metric) for metric in COMPARED_METRICS}
+        leaders = {metric.key: comparison.best(values, metric) for metric in COMPARED_METRICS}
         for row, by_metric in values.items():
             published = experiment.published.get(data, {}).get(row, [])
             line = []
@@ -138,7 +137,7 @@ def _main_table(experiment: Experiment, measured: Mapping[str, DatasetComparison
         columns=["data", "method", *TITLES.values()],
         rows=rows,
         notes=f"Mean ± standard deviation over seeds ({counts}), in % and points; for fairness, lower is fairer. Bold: "
-        "the best of a data set and its ties (the 95 % interval of the paired difference contains 0)." + legend,
+        "the best of a data set, and what is not told apart from it." + legend,
     )
 
 
@@ -147,32 +146,26 @@ def _difference_table(measured: Mapping[str, DatasetComparison]) -> Table:
     for data, comparison in measured.items():
         cells = []
         for metric in COMPARED_METRICS:
-            differences = comparison.differences("fedtilt-validated", "ditto-validated", metric)
-            cells.append("" if differences is None else _with_effect_size(mean_difference(differences.values)))
+            found = comparison.difference("fedtilt-validated", "ditto-validated", metric)
+            cells.append("" if found is None else difference_cell(found.verdict))
         rows.append([data, *cells])
     return Table(
-        caption="FedTilt (validated) against Ditto (validated): how much better, paired by seed",
+        caption="FedTilt (validated) against Ditto (validated): how much better",
         columns=["data", *TITLES.values()],
         rows=rows,
         notes="Mean difference in points, positive where FedTilt is better (more accurate, or a smaller spread), with "
-        "its 95 % interval by Student’s t; bold where the interval does not contain 0. Third line: effect size, the "
-        "mean divided by the standard deviation of the differences. One seed has neither.",
+        f"its 95 % interval; bold where that does not contain 0. {HOW_COMPARED}",
     )
 
 
-def _with_effect_size(difference: PairedDifference) -> str:
-    effect_size = format_effect_size(difference)
-    return difference_cell(difference) + (f"<br>effect size {effect_size}" if effect_size else "")
+def difference_cell(verdict: Verdict, mark: str = "") -> str:
+    """A difference, bold if its interval does not contain 0, and the interval below it.
 
-
-def difference_cell(difference: PairedDifference, mark: str = "") -> str:
-    """A mean difference, bold if its interval does not contain 0, and the interval below it.
-
-    >>> difference_cell(mean_difference((1.0, 2.0, 3.0))), difference_cell(mean_difference((1.0, 1.0)), mark=" ★")
-    ('+2.00<br>−0.48 to +4.48', '**+1.00** ★<br>+1.00 to +1.00')
+    >>> difference_cell(Verdict(2.0, -0.48, 4.48, 0.07)), difference_cell(Verdict(1.0, 0.5, 1.5, 0.001), mark=" ★")
+    ('+2.00<br>−0.48 to +4.48', '**+1.00** ★<br>+0.50 to +1.50')
     """
-    mean, _, interval = format_interval(difference).partition(" ")
-    text = (f"**{mean}**" if difference.sign() else mean) + mark
+    mean, _, interval = format_interval(verdict).partition(" ")
+    text = (f"**{mean}**" if verdict.sign() else mean) + mark
     return f"{text}<br>{interval.strip('()')}" if interval else text
 
 

@@ -4,33 +4,24 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from fedtilt.evaluation.over_seeds import SeedValues
-from fedtilt.evaluation.statistics import CONFIDENCE, mean_difference
+from fedtilt.evaluation.verdicts import LEVEL
 from fedtilt.report.compare import Metric
 from fedtilt.report.tables import format_interval
 from reproduction.chapter import Holds, Verdict, verdict_on
 from reproduction.experiment import Claim
-from reproduction.experiments.paired import (
-    COMPARED_METRICS,
-    PAPER_METRICS,
-    TITLES,
-    DatasetComparison,
-    Outcome,
-    compare_paired,
-    outcome,
-    paired_differences,
-)
+from reproduction.experiments.paired import COMPARED_METRICS, PAPER_METRICS, TITLES, DatasetComparison
+from reproduction.records import Difference, Outcome, below, difference, interaction, outcome
 from reproduction.training import fedtilt
 
 Comparisons = Mapping[str, DatasetComparison]  # by data set, or by data set and condition
 OutcomeNames = Mapping[Outcome, str]  # names that replace the outcome's own
 Finding = tuple[Holds, str]  # whether a claim holds, and the numbers that decide it
-_DECIDED: tuple[Outcome, ...] = ("better", "tied", "worse")
-_CHANCE = (1 - CONFIDENCE) / 2  # the share of equal settings that are better by chance
+_DECIDED: tuple[Outcome, ...] = ("better", "not told apart", "worse")
+_CHANCE = LEVEL / 2  # the share of equal settings that are better by chance
 _MAX_LABELLED = 4  # comparisons in a verdict that names the metrics which count against a claim
 _BY_KEY = {metric.key: metric for metric in COMPARED_METRICS}
 _LIMIT_NAMES: OutcomeNames = {
-    "better": "within the limit", "tied": "too close to call", "worse": "above the limit",
+    "better": "within the limit", "not told apart": "too close to call", "worse": "above the limit",
     "ahead": "within the limit", "not ahead": "above the limit",
 }  # fmt: skip
 
@@ -78,7 +69,7 @@ def _compare_rows(check: Mapping[str, Any], rows: list[str], comparisons: Compar
     margin = f" by more than {check['by']:g} points" if "by" in check else ""
     counted = {len(PAPER_METRICS): "the paper’s four metrics", len(COMPARED_METRICS): "all five metrics"}
     on = counted.get(len(metrics)) or ", ".join(TITLES[m.key] for m in metrics)
-    names: OutcomeNames = {"tied": f"not clearly by {check['by']:g} points"} if "by" in check else {}
+    names: OutcomeNames = {"not told apart": f"not clearly by {check['by']:g} points"} if "by" in check else {}
     labelled = len(rows) == 1 < len(metrics) and len(selected) <= _MAX_LABELLED
     labels = [TITLES[m.key] for m in metrics] if labelled else []
     holds, numbers = _count(outcomes, f"{ours} better than {theirs}{margin} on {on}", names, labels)
@@ -89,20 +80,20 @@ def _margins(rows: list[str], rivals: list[str], metrics: list[Metric], comparis
     """How many points each row is better than each rival, for claims with a margin."""
     margins = []
     for (where, comparison), row, rival, metric in product(comparisons.items(), rows, rivals, metrics):
-        differences = comparison.differences(row, rival, metric)
-        if differences is not None:
-            margins.append(f"{where} {comparison.titles[row]} {_format_interval(differences)}")
+        found = comparison.difference(row, rival, metric)
+        if found is not None:
+            margins.append(f"{where} {comparison.titles[row]} {_format_interval(found)}")
     return _sentence("In points", margins)
 
 
 def _paper_tilts(check: Mapping[str, Any], comparisons: Comparisons, _: Comparisons) -> Finding:
-    """No more settings of the grid than expected by chance have a better test accuracy than the paper's tilts."""
+    """No more settings of the grid than expected by chance are better than the paper's tilts, and most are worse."""
     outcomes: dict[str, list[Outcome]] = {}
     notes = []
     for where, comparison in _selected(check, comparisons).items():
         paper, accuracy = comparison.rows.get("fedtilt", {}), _BY_KEY["accuracy"]
         others = {
-            name: compare_paired(by_seed, paper, accuracy)
+            name: outcome(difference(by_seed, paper, accuracy, comparison.clients))
             for name, by_seed in comparison.settings.items()
             if not any(by_seed.get(seed) is result for seed, result in paper.items())  # the paper's tilts themselves
         }
@@ -113,12 +104,15 @@ def _paper_tilts(check: Mapping[str, Any], comparisons: Comparisons, _: Comparis
         if set(others.values()) <= {"not measured"}:
             outcomes[where] = ["not measured"]
         elif decided:
-            outcomes[where] = ["worse" if beaten else "better"]
+            alone = decided.count("worse") > len(decided) / 2
+            outcomes[where] = ["worse" if beaten else "better" if alone else "not told apart"]
         else:
             outcomes[where] = ["not ahead" if beaten else "ahead"]
         if winners:
             notes.append(f"{where}: {len(winners)} of {len(others)} other settings are {winning}, such as {winners[0]}")
-    what = f"At most {_CHANCE:.1%} of the other settings in our grid have a better accuracy than the paper’s tilts"
+        elif decided:
+            notes.append(f"{where}: {decided.count('worse')} of {len(decided)} other settings are worse")
+    what = f"At most {_CHANCE:.1%} of the other settings of our grid are better in accuracy than the paper’s, most are worse"
     what = what.replace("%", " %")
     holds, numbers = _count(outcomes, what)
     return holds, " ".join([numbers, *(f"{note}." for note in notes)])
@@ -134,12 +128,8 @@ def _rises(check: Mapping[str, Any], comparisons: Comparisons, _: Comparisons) -
         corners = {t: comparison.settings.get(fedtilt(*t, 0.0)[0], {}) for t in product((low, high), (small, large))}
         outcomes[where] = []
         for metric in metrics:
-            at_high, at_low = (
-                paired_differences(corners[tau, large], corners[tau, small], metric) for tau in (high, low)
-            )
-            gain = None
-            if at_high and at_low and len(at_high.values) == len(at_low.values):
-                gain = SeedValues(tuple(a - b for a, b in zip(at_high.values, at_low.values, strict=True)))
+            at_high, at_low = ((corners[tau, large], corners[tau, small]) for tau in (high, low))
+            gain = interaction(at_high, at_low, metric, comparison.clients)
             outcomes[where].append(outcome(gain))
             if gain:
                 gains.append(f"{where} {TITLES[metric.key]} {_format_interval(gain)}")
@@ -156,9 +146,8 @@ def _stable(check: Mapping[str, Any], comparisons: Comparisons, clean: Compariso
         outcomes[where] = []
         for row in check["rows"]:
             before = clean[comparison.data].rows.get(row, {}) if comparison.data in clean else {}
-            loss = paired_differences(before, comparison.rows.get(row, {}), _BY_KEY["accuracy"])
-            below_limit = loss and SeedValues(tuple(check["points"] - value for value in loss.values))
-            outcomes[where].append(outcome(below_limit))
+            loss = difference(before, comparison.rows.get(row, {}), _BY_KEY["accuracy"], comparison.clients)
+            outcomes[where].append(below(loss, check["points"]))
             if loss:
                 losses.append(f"{where} {comparison.titles[row]} {_format_interval(loss)}")
     what = (
@@ -177,12 +166,11 @@ def _close(check: Mapping[str, Any], comparisons: Comparisons, _: Comparisons) -
     for where, comparison in _selected(check, comparisons).items():
         outcomes[where] = []
         for row, other in check["pairs"]:
-            differences = comparison.differences(row, other, _BY_KEY["accuracy"])
-            gaps = [differences and SeedValues(tuple(limit - sign * d for d in differences.values)) for sign in (1, -1)]
-            outcomes[where].append(_weakest([outcome(gap) for gap in gaps]))
-            if differences and abs(differences.mean) >= largest:
-                largest = abs(differences.mean)
-                text = f"{where} {comparison.titles[row]} {_format_interval(differences)}"
+            gaps = [comparison.difference(*pair, _BY_KEY["accuracy"]) for pair in ((row, other), (other, row))]
+            outcomes[where].append(_weakest([below(gap, limit) for gap in gaps]))
+            if gaps[0] and abs(gaps[0].verdict.difference) >= largest:
+                largest = abs(gaps[0].verdict.difference)
+                text = f"{where} {comparison.titles[row]} {_format_interval(gaps[0])}"
     holds, numbers = _count(outcomes, f"Less than {limit:g} points of accuracy apart", _LIMIT_NAMES)
     return holds, numbers + _sentence("The largest difference in points", [text] if text else [])
 
@@ -211,8 +199,8 @@ def _sentence(what: str, items: Sequence[str]) -> str:
     return f" {what}{interval}: {'; '.join(items)}." if items else ""
 
 
-def _format_interval(values: SeedValues) -> str:
-    return format_interval(mean_difference(values.values))
+def _format_interval(found: Difference) -> str:
+    return format_interval(found.verdict)
 
 
 def _weakest(outcomes: list[Outcome]) -> Outcome:
@@ -220,7 +208,7 @@ def _weakest(outcomes: list[Outcome]) -> Outcome:
 
     One lost comparison is enough to lose, even where others are not measured.
     """
-    order: tuple[Outcome, ...] = ("worse", "tied", "not ahead", "not measured", "ahead", "better")
+    order: tuple[Outcome, ...] = ("worse", "not told apart", "not ahead", "not measured", "ahead", "better")
     return min(outcomes, key=order.index)
 
 

@@ -1,4 +1,4 @@
-"""The chapter on real-world federations: ranks of all methods with their tests, and the values behind them."""
+"""The chapter on real-world federations: ranks of all methods, differences of pairs, and the values behind them."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from fedtilt.evaluation.true_spread import true_spread
-from fedtilt.evaluation.verdicts import holm
+from fedtilt.evaluation.verdicts import LEVEL, Verdict, best_of, holm, of_units
+from fedtilt.report.tables import format_interval
+from fedtilt.text_tables import join_words
 from reproduction.chapter import Chapter, Part, Table
 from reproduction.experiment import Experiment, Results
 from reproduction.submitted import submissions
@@ -25,6 +27,7 @@ COLUMNS = {column: 1 if column in ("accuracy", "worst") else -1 for column in TI
 PAIRS = (  # the first is compared with the second
     ("FedTilt", "Ditto"), ("FedTilt", "fine-tuning"), ("FedTilt", "FedAvg"), ("FedTilt", "local"),
     ("FedTilt", "pooled logistic, client a column"), ("FedTilt", "mixed-effects logistic"), ("FedTilt, q", "FedTilt"),
+    ("Ditto", "FedAvg"), ("fine-tuning", "FedAvg"), ("pFedMe", "FedAvg"), ("mixed-effects logistic", "FedAvg"),
 )  # fmt: skip
 Values = dict[str, dict[str, float]]  # method → column → its mean over the seeds
 
@@ -68,46 +71,26 @@ def _row(cell: Values, methods: Sequence[str], column: str) -> np.ndarray:
     return np.round([cell[m][column] for m in methods], 6)  # equal values may differ by rounding
 
 
-def friedman_p(cells: Sequence[Values], column: str = "accuracy") -> float:
-    """The p-value of Friedman's test that all methods are equally good; 1 if there are too few to test."""
-    from scipy.stats import friedmanchisquare
-
-    methods = _common(cells)
-    if len(methods) < 3 or len(cells) < 2:
-        return 1.0
-    return float(friedmanchisquare(*np.array([_row(cell, methods, column) for cell in cells]).T).pvalue)
+def compare_over(cells: Sequence[Values], pairs: Sequence[tuple[str, str]], column: str = "accuracy") -> list[Verdict]:
+    """By how much the first of each pair is better; the federations are a sample, and their seeds are averaged."""
+    rows = {method: np.array([cell[method][column] for cell in cells]) for pair in pairs for method in pair}
+    terms = np.stack([COLUMNS[column] * (rows[ours] - rows[theirs]) for ours, theirs in pairs])
+    return of_units(np.round(terms, 6))  # equal values may differ by rounding
 
 
-def critical_difference(methods: int, cells: int) -> float:
-    """Two methods whose mean ranks differ by less are not significantly different, by Nemenyi's test at 5 %.
-
-    (J. Demsar, Statistical comparisons of classifiers over multiple data sets, JMLR 7, 2006.)
-
-    >>> round(critical_difference(4, 14), 2)
-    1.25
-    """
-    from scipy.stats import studentized_range
-
-    quantile = studentized_range.ppf(0.95, methods, np.inf) / np.sqrt(2)
-    return float(quantile * np.sqrt(methods * (methods + 1) / (6 * cells)))
-
-
-def wilcoxon_p(differences: Sequence[float]) -> float:
-    """The two-sided p-value of Wilcoxon's signed-rank test over federations, exact with ties too; zeros are dropped.
-
-    >>> wilcoxon_p([0.5, 1.0, 1.0, 2.0, 0.0])
-    0.125
-    """
-    from scipy.stats import rankdata
-
-    rounded = np.round(differences, 6)
-    found = rounded[rounded != 0]
-    ranks = rankdata(np.abs(found))
-    sums = np.zeros(1)  # of the ranks with a positive sign, for all signs that the differences could have had
-    for rank in ranks:
-        sums = np.concatenate([sums, sums + rank])
-    observed = ranks[found > 0].sum()
-    return float(min(1.0, 2 * min(np.mean(sums <= observed), np.mean(sums >= observed))))
+def best_sentence(cells: Sequence[Values]) -> str:
+    """The method with the highest mean accuracy, and which others are told apart from it."""
+    means = {method: fmean(cell[method]["accuracy"] for cell in cells) for method in _common(cells)}
+    best = best_of(means, lambda pairs: compare_over(cells, pairs), higher_is_better=True, digits=1)
+    worse = [method for method in best.against_first if method not in best.names]
+    if not worse:
+        return f"{best.first} has the highest mean accuracy; no other method is told apart from it."
+    if len(best.names) == 1:
+        return f"{best.first} has the highest mean accuracy, and is told apart from all others."
+    return (
+        f"{best.first} has the highest mean accuracy; worse beyond chance are {join_words(worse)}, and the other "
+        f"{len(best.names) - 1} are not told apart from it."
+    )
 
 
 def chapter(experiment: Experiment, results: Results) -> Chapter:
@@ -140,7 +123,6 @@ def _words(block: str) -> str:
 def _rank_table(name: str, cells: Sequence[Values], splits: int) -> Table:
     ranks = {column: mean_ranks(cells, column) for column in COLUMNS}
     order = sorted(ranks["accuracy"], key=lambda method: ranks["accuracy"][method])
-    difference = critical_difference(len(order), len(cells))
     return Table(
         caption=f"Mean ranks, {_words(name)}",
         columns=["method", *TITLES.values(), "mean accuracy, %"],
@@ -149,31 +131,32 @@ def _rank_table(name: str, cells: Sequence[Values], splits: int) -> Table:
              f"{fmean(cell[method]['accuracy'] for cell in cells):.1f}"]
             for method in order
         ],
-        notes=f"Over {len(cells)} federations, {splits} split{'s' * (splits > 1)} of each; 1 is best. Friedman’s test "
-        f"of equal accuracies: p = {friedman_p(cells):.1g}. Mean ranks that differ by less than {difference:.1f} are "
-        "not significantly different (Nemenyi’s test at 5 %).",
+        notes=f"Over {len(cells)} federations, {splits} split{'s' * (splits > 1)} of each; 1 is best. "
+        + best_sentence(cells),
     )  # fmt: skip
 
 
 def _pairs_table(blocks: Mapping[str, Mapping[str, Values]]) -> Table:
-    """Differences of accuracy between pairs of methods, with Wilcoxon's test over federations."""
-    rows, p_values = [], []
+    """Differences of accuracy between pairs of methods over federations."""
+    rows, verdicts = [], []
     for (ours, theirs), (name, cells) in ((pair, block) for pair in PAIRS for block in blocks.items()):
         both = [cell for cell in cells.values() if ours in cell and theirs in cell]
         if not both:
             continue
         differences = [cell[ours]["accuracy"] - cell[theirs]["accuracy"] for cell in both]
         better, worse = sum(d > 1e-6 for d in differences), sum(d < -1e-6 for d in differences)
-        p_values.append(wilcoxon_p(differences))
-        rows.append(
-            [f"{ours} − {theirs}", _words(name), f"{fmean(differences):+.2f}".replace("-", "−"), f"{better}–{worse}"]
-        )
-    adjusted = holm(p_values)
+        verdicts += compare_over(both, [(ours, theirs)])
+        rows.append([f"{ours} − {theirs}", _words(name), format_interval(verdicts[-1]), f"{better}–{worse}"])
+    adjusted = holm([verdict.p_value for verdict in verdicts])
+    for row, verdict, p_value in zip(rows, verdicts, adjusted, strict=True):
+        row[2] = f"**{row[2]}**" if p_value <= LEVEL else row[2]
+        row += [f"{verdict.p_value:.2g}", f"{p_value:.2g}"]
     return Table(
         caption="Pairs of methods: mean difference of accuracy over federations",
         columns=["pair", "condition, model", "points", "better–worse", "p", "p, Holm"],
-        rows=[[*row, f"{p:.2g}", f"{a:.2g}"] for row, p, a in zip(rows, p_values, adjusted, strict=True)],
-        notes="Wilcoxon’s signed-rank test over federations; Holm’s correction is over all rows.",
+        rows=rows,
+        notes="Federations are the sample, each with the mean over its splits; 95 % interval. Holm’s correction is "
+        "over all rows; bold where the difference remains.",
         folded=True,
     )
 

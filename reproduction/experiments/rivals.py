@@ -4,12 +4,16 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from fedtilt.evaluation.statistics import CONFIDENCE, PairedDifference, paired_difference
-from fedtilt.evaluation.verdicts import holm
+from fedtilt.evaluation.verdicts import LEVEL, holm
+from fedtilt.report.compare import METRICS
+from fedtilt.report.tables import format_interval
 from reproduction.chapter import Chapter, Table, Text
 from reproduction.experiment import Case, Experiment, OnProgress, Options, Results, by_seed
+from reproduction.experiments.paired import clients_of
+from reproduction.records import HOW_COMPARED, Difference, difference, methods_of
 from reproduction.training import Setting, evaluated, federation_settings, grid_case, train_grid
 
 OURS = "FedTilt"
@@ -23,6 +27,8 @@ class Cell(NamedTuple):
     condition: str
     values: dict[str, dict[str, dict[int, float]]]  # metric → method → seed → its value on test data
     attack_success: dict[str, dict[int, float]]  # method → seed → success of a backdoor; empty: no backdoor
+    clients: int = 0  # with test data: attackers have none
+    chosen: Mapping[str, dict[int, Mapping[str, Any]]] = MappingProxyType({})  # method → seed → its chosen trial
 
     @property
     def accuracy(self) -> dict[str, dict[int, float]]:
@@ -51,13 +57,13 @@ class CellScore(NamedTuple):
     data: str
     condition: str
     rival: str
-    difference: PairedDifference  # positive where FedTilt is better
+    difference: Difference  # positive where FedTilt is better
     adjusted: float = 1.0  # the p-value after Holm's correction
 
     @property
     def survives(self) -> bool:
         """Whether the difference is significant after Holm's correction."""
-        return self.adjusted < 1 - CONFIDENCE
+        return self.adjusted <= LEVEL
 
 
 def cells_of(experiment: Experiment, results: Results, trials: Mapping[str, Mapping[str, Setting]]) -> list[Cell]:
@@ -69,30 +75,35 @@ def cells_of(experiment: Experiment, results: Results, trials: Mapping[str, Mapp
             names = [cell, *(f"{cell}-{loss}" for loss in experiment.settings["losses"])]
             measured = [by_seed(results, name) for name in names]
             together = {
-                seed: {name: found for of_loss in measured for name, found in of_loss[seed]["methods"].items()}
+                seed: {name: found for of_loss in measured for name, found in methods_of(of_loss[seed]).items()}
                 for seed in measured[0]
                 if all(seed in of_loss for of_loss in measured)
             }
             if together:
-                cells.append(_cell(data, condition, together, trials))
+                attack = experiment.settings["conditions"][condition].get("attack", {"share": 0.0})
+                honest = round(clients_of(experiment.settings, data) * (1 - attack["share"]))
+                cells.append(_cell(data, condition, together, trials, honest))
     return cells
 
 
 def _cell(
-    data: str, condition: str, by_seed: Mapping[int, Mapping[str, Any]], trials: Mapping[str, Mapping[str, Setting]]
-) -> Cell:
+    data: str, condition: str, by_seed: Mapping[int, Mapping[str, Any]], trials: Mapping[str, Mapping[str, Setting]],
+    clients: int,
+) -> Cell:  # fmt: skip
     values: dict[str, dict[str, dict[int, float]]] = {metric: {method: {} for method in trials} for metric in RANKED}
     success: dict[str, dict[int, float]] = {}
+    records: dict[str, dict[int, Mapping[str, Any]]] = {method: {} for method in trials}
     for seed, measured in by_seed.items():
         for method, of_method in trials.items():
             chosen = choose(seed, by_seed, list(of_method))
             if chosen is None or chosen not in measured:
                 continue
+            records[method][seed] = measured[chosen]
             for metric, by_method in values.items():
                 by_method[method][seed] = evaluated(measured[chosen])[metric]
             if "attack_success" in measured[chosen]["test"]:
                 success.setdefault(method, {})[seed] = measured[chosen]["test"]["attack_success"]
-    return Cell(data, condition, values, success)
+    return Cell(data, condition, values, success, clients, records)
 
 
 def choose(seed: int, by_seed: Mapping[int, Mapping[str, Any]], names: Sequence[str]) -> str | None:
@@ -126,20 +137,17 @@ def score_all(cells: Sequence[Cell]) -> list[CellScore]:
     """FedTilt against every rival in every cell, corrected together; rivals without common seeds are skipped."""
     scores = []
     for cell in cells:
-        ours = cell.accuracy[OURS]
-        for rival, theirs in cell.accuracy.items():
-            common = sorted(set(ours) & set(theirs))
-            if rival == OURS or not common:
-                continue
-            difference = paired_difference([ours[s] for s in common], [theirs[s] for s in common])
-            scores.append(CellScore(cell.data, cell.condition, rival, difference))
-    adjusted = holm([score.difference.p_value for score in scores])
+        for rival, theirs in cell.chosen.items():
+            found = difference(cell.chosen[OURS], theirs, METRICS[0], cell.clients) if rival != OURS else None
+            if found is not None:
+                scores.append(CellScore(cell.data, cell.condition, rival, found))
+    adjusted = holm([score.difference.verdict.p_value for score in scores])
     return [score._replace(adjusted=p) for score, p in zip(scores, adjusted, strict=True)]
 
 
 def losing_sentence(scores: Sequence[CellScore]) -> str:
     """How often FedTilt is better and worse, with and without the correction, and the rivals that it loses against."""
-    better, worse = ([s for s in scores if s.difference.sign() == sign] for sign in (1, -1))
+    better, worse = ([s for s in scores if s.difference.verdict.sign() == sign] for sign in (1, -1))
     corrected = [sum(s.survives for s in side) for side in (better, worse)]
     text = (
         f"By 95 % intervals, {OURS} is more accurate in {len(better)} of {len(scores)} comparisons and less accurate "
@@ -148,8 +156,8 @@ def losing_sentence(scores: Sequence[CellScore]) -> str:
     if not worse:
         return text
     by_rival: dict[str, list[str]] = {}
-    for s in sorted(worse, key=lambda s: s.difference.mean):
-        by_rival.setdefault(s.rival, []).append(f"{s.data}, {s.condition} ({s.difference.mean:.2f})")
+    for s in sorted(worse, key=lambda s: s.difference.verdict.difference):
+        by_rival.setdefault(s.rival, []).append(f"{s.data}, {s.condition} ({s.difference.verdict.difference:.2f})")
     rivals = "; ".join(f"{rival} on {', '.join(cells)}" for rival, cells in by_rival.items())
     return f"{text} It loses against {rivals}.".replace("(-", "(−")
 
@@ -245,18 +253,18 @@ def _accuracy_table(cells: list[Cell], data: str) -> Table:
 def _against(scores: list[CellScore]) -> Table:
     rows: list[list[str | float]] = []
     for score in scores:
-        d = score.difference
-        text = f"{d.mean:+.2f} ({d.low:+.2f} to {d.high:+.2f})".replace("-", "−")
+        verdict, seeds = score.difference
+        text = format_interval(verdict)
         rows.append(
-            [f"{score.data}, {score.condition}", score.rival, f"**{text}**" if score.survives else text, str(d.pairs),
-             f"{d.p_value:.4f}", f"{score.adjusted:.4f}"]
+            [f"{score.data}, {score.condition}", score.rival, f"**{text}**" if score.survives else text, str(seeds),
+             f"{verdict.p_value:.4f}", f"{score.adjusted:.4f}"]
         )  # fmt: skip
     return Table(
-        caption=f"{OURS} against every rival: paired differences of accuracy",
+        caption=f"{OURS} against every rival: differences of accuracy",
         columns=["cell", "against", "difference", "seeds", "p", "p, Holm"],
         rows=rows,
-        notes=f"Mean difference in points, positive where {OURS} is better, and its 95 % interval by Student’s t, "
-        f"paired by seed; bold where it remains after Holm’s correction over all {len(scores)} comparisons.",
+        notes=f"Mean difference in points, positive where {OURS} is better, and its 95 % interval; bold where it "
+        f"remains after Holm’s correction over all {len(scores)} comparisons. {HOW_COMPARED}",
         folded=True,
     )
 

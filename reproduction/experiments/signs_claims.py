@@ -5,15 +5,17 @@ from itertools import pairwise, product
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fedtilt.evaluation.statistics import CONFIDENCE, paired_difference
+from fedtilt.evaluation.verdicts import LEVEL
 from reproduction.chapter import Holds, Verdict, verdict_on
 from reproduction.experiment import Claim, Experiment, Results, by_seed
-from reproduction.experiments.paired import TITLES, condition_name
+from reproduction.experiments.paired import COMPARED_METRICS, TITLES, clients_of, condition_name
+from reproduction.records import BySeed, best_rows, difference, methods_of
 
 COLLAPSE = 20.0  # points of accuracy below no tilt: clients lose a class, and fairness means nothing
 
 Values = dict[str, dict[str, list[float]]]  # condition → setting → one value per seed
 SIGN_METRICS = TITLES | {"accuracy": "accuracy (%)"}
+_BY_KEY = {metric.key: metric for metric in COMPARED_METRICS}
 
 
 def sign(value: float) -> int:
@@ -66,6 +68,19 @@ class DatasetResults(NamedTuple):
 
     personal: dict[str, Values]
     shared: dict[str, Values]
+    records: Mapping[str, Mapping[str, BySeed]]  # condition → setting → seed → its result
+    clients: int
+
+    def sign(self, setting: str, reference: str, metric: str, condition: str, view: str = "personal") -> int:
+        """1 or −1 where the metric of a setting is higher or lower than the reference’s, beyond chance; else 0."""
+        of_setting, records = _BY_KEY[metric], self.records[condition]
+        found = difference(records[setting], records[reference], of_setting, self.clients, view)
+        return 0 if found is None else found.verdict.sign() * (1 if of_setting.higher_is_better else -1)
+
+    def best(self, metric: str, condition: str, usable: Sequence[str]) -> list[str]:
+        """The best of these settings, and those that are not told apart from it."""
+        records = {setting: self.records[condition][setting] for setting in usable}
+        return best_rows(records, _BY_KEY[metric], self.clients, "personal")
 
     @property
     def conditions(self) -> list[str]:
@@ -96,11 +111,18 @@ def collect(experiment: Experiment, results: Results) -> dict[str, DatasetResult
     for data in [*settings["data"], *settings["gpu_data"]]:
         by_condition = {}
         for condition in map(condition_name, settings["outliers"]):
-            runs = [result["methods"] for result in by_seed(results, f"{data}-{condition}").values()]
-            if runs:
-                by_condition[condition] = runs
+            found = by_seed(results, f"{data}-{condition}")
+            if found:
+                by_condition[condition] = {seed: methods_of(result) for seed, result in found.items()}
         if "clean" in by_condition and len(by_condition) > 1:
-            by_data[data] = DatasetResults(*(_values(by_condition, names, models) for models in ("personal", "shared")))
+            runs = {condition: list(found.values()) for condition, found in by_condition.items()}
+            personal, shared = (_values(runs, names, models) for models in ("personal", "shared"))
+            finished = personal["accuracy"]
+            records = {
+                condition: {name: {seed: run[name] for seed, run in found.items()} for name in finished[condition]}
+                for condition, found in by_condition.items()
+            }
+            by_data[data] = DatasetResults(personal, shared, records, clients_of(settings, data))
     return by_data
 
 
@@ -126,7 +148,7 @@ def paper_words(experiment: Experiment, tilts: Tilts) -> tuple[str, str]:
     return "", ""
 
 
-_CHANCE = (1 - CONFIDENCE) / 2  # the share of equal settings that seem better by chance
+_CHANCE = LEVEL / 2  # the share of equal settings that seem better by chance
 
 
 class Comparison(NamedTuple):
@@ -134,15 +156,6 @@ class Comparison(NamedTuple):
 
     text: str  # what was compared, with the numbers
     agrees: bool  # with the claim
-
-
-def compare_seeds(values: Sequence[float], reference: Sequence[float]) -> int:
-    """1 if the 95 % interval of the paired difference values − reference is above 0, −1 if it is below, else 0.
-
-    >>> compare_seeds([3.0, 5.0, 4.0], [1.0, 3.0, 2.1]), compare_seeds([3.0, 1.0], [1.0, 3.1])
-    (1, 0)
-    """
-    return paired_difference(values, reference).sign()
 
 
 def verdict(claim: Claim, experiment: Experiment, by_data: Mapping[str, DatasetResults]) -> Verdict:
@@ -176,9 +189,10 @@ def _compare(claim: Claim, experiment: Experiment, data: str, results: DatasetRe
     conditions = results.conditions_with_error
     for tilts in grid(experiment.settings):
         if "q" in check and sign(tilts.q) == check["q"]:
-            values = results.shared["client_fairness"]
             comparisons += [
-                _compare_setting(data, c, tilts, "client fairness of w", values, check["fairness"], -1, results, [])
+                _compare_setting(
+                    data, c, tilts, "client fairness of w", "client_fairness", check["fairness"], results, []
+                )
                 for c in conditions
             ]
         elif "tau" in check and not tilts.q and tilts.signs == (check["tau"], check["lam"]):
@@ -186,21 +200,18 @@ def _compare(claim: Claim, experiment: Experiment, data: str, results: DatasetRe
             rivals = [r for r in grid(experiment.settings) if not r.q and size in (abs(r.tau), abs(r.lam))]
             fair = [r.name for r in rivals if paper_words(experiment, r)[0] == "high"]
             robust = [r.name for r in rivals if paper_words(experiment, r)[1] == "high"]
-            fairness, accuracy = results.personal["client_data_fairness_mean"], results.personal["accuracy"]
             for c in conditions:
-                comparisons.append(
-                    _compare_setting(
-                        data, c, tilts, "client data fairness", fairness, check["fairness"], -1, results, fair
-                    )
-                    if c == "clean"
-                    else _compare_setting(data, c, tilts, "accuracy", accuracy, check["robustness"], 1, results, robust)
-                )
+                what, key, word, high = (
+                    ("client data fairness", "client_data_fairness_mean", check["fairness"], fair) if c == "clean"
+                    else ("accuracy", "accuracy", check["robustness"], robust)
+                )  # fmt: skip
+                comparisons.append(_compare_setting(data, c, tilts, what, key, word, results, high))
     return comparisons
 
 
 def _compare_setting(
-    data: str, condition: str, tilts: Tilts, what: str, values: Values, word: str, better: int,
-    results: DatasetResults, rivals: Sequence[str],
+    data: str, condition: str, tilts: Tilts, what: str, key: str, word: str, results: DatasetResults,
+    rivals: Sequence[str],
 ) -> Comparison:  # fmt: skip
     """High: better than no tilt. Low: worse. Very high: also not worse than the settings called high.
 
@@ -208,19 +219,20 @@ def _compare_setting(
         data: The data set.
         condition: Clean, or the kind of outliers.
         tilts: The setting.
-        what: The metric's name.
-        values: The metric's values.
+        what: The metric's name; client fairness is that of the shared model.
+        key: The metric's key.
         word: The paper's word.
-        better: 1 if higher values are better, −1 if lower ones are.
         results: All metrics on the data set.
         rivals: The settings of the same size that the paper calls high.
     """
-    by_setting = values[condition]
+    view = "shared" if key == "client_fairness" else "personal"
+    by_setting = (results.shared if view == "shared" else results.personal)[key][condition]
+    better = 1 if _BY_KEY[key].higher_is_better else -1
     claimed = better if "high" in word else -better
     if results.diverged(tilts.name, condition):
         return Comparison(f"{data}, {condition}, {tilts.name}: diverged", claimed != better)
     collapsed = results.collapsed(tilts.name, condition)
-    measured = compare_seeds(by_setting[tilts.name], by_setting[NO_TILT.name])
+    measured = results.sign(tilts.name, NO_TILT.name, key, condition, view)
     agrees = measured == claimed and not (collapsed and claimed == better)
     numbers = f"{fmean(by_setting[tilts.name]):.1f} against {fmean(by_setting[NO_TILT.name]):.1f}"
     if word.startswith("very"):
@@ -228,7 +240,7 @@ def _compare_setting(
             rival
             for rival in rivals
             if not results.collapsed(rival, condition)
-            and compare_seeds(by_setting[tilts.name], by_setting[rival]) == -better
+            and results.sign(tilts.name, rival, key, condition, view) == -better
         ]
         agrees = agrees and not ahead
         numbers += "".join(f", {fmean(by_setting[rival]):.1f} with {rival}" for rival in ahead)
@@ -252,7 +264,7 @@ def _compare_sizes(
             if results.diverged(smaller, condition) or results.diverged(larger, condition):
                 comparisons.append(Comparison(f"{data}, {condition}, {larger}: diverged", not fairness))
                 continue
-            lower = compare_seeds(by_setting[larger], by_setting[smaller]) == -1
+            lower = results.sign(larger, smaller, key, condition) == -1
             agrees = lower and not (fairness and results.collapsed(larger, condition))
             numbers = f"{fmean(by_setting[larger]):.1f} against {fmean(by_setting[smaller]):.1f} with {smaller}"
             comparisons.append(Comparison(f"{data}, {condition}, {larger}: {what} {numbers}", agrees))
@@ -267,8 +279,8 @@ def _check_apart(claim: Claim, experiment: Experiment, by_data: Mapping[str, Dat
         conditions = results.conditions_with_error
         for condition in [c for c in conditions if c != "clean" and "clean" in conditions]:
             usable = [s for s in settings if not results.collapsed(s, "clean") and not results.collapsed(s, condition)]
-            fair = _best_and_tied(results.personal["client_data_fairness_mean"]["clean"], usable, -1)
-            robust = _best_and_tied(results.personal["accuracy"][condition], usable, 1)
+            fair = results.best("client_data_fairness_mean", "clean", usable)
+            robust = results.best("accuracy", condition, usable)
             both = [setting for setting in fair if setting in robust]
             apart.append(not both)
             texts.append(f"{data}, {condition}: {f'{both[0]} is both' if both else f'{fair[0]} and {robust[0]}'}")
@@ -278,13 +290,7 @@ def _check_apart(claim: Claim, experiment: Experiment, by_data: Mapping[str, Dat
     return verdict_on(
         claim,
         holds,
-        f"In {sum(apart)} of {len(apart)} cases no setting is best, or tied with the best, on both. "
-        f"The fairest and the most robust: {'; '.join(texts)}. With so few seeds many settings tie with the best: a "
+        f"In {sum(apart)} of {len(apart)} cases no setting is best, or not told apart from the best, on both. "
+        f"The fairest and the most robust: {'; '.join(texts)}. Many settings are not told apart from the best: a "
         "setting that is both shows no conflict, which is less than that there is none.",
     )
-
-
-def _best_and_tied(values: Mapping[str, Sequence[float]], usable: Sequence[str], better: int) -> list[str]:
-    """The best setting, then its ties; `better` is 1 if higher values are better, −1 if lower ones are."""
-    first = max(usable, key=lambda setting: better * fmean(values[setting]))
-    return [first] + [s for s in usable if s != first and compare_seeds(values[s], values[first]) == 0]

@@ -10,7 +10,6 @@ from reproduction.chapter import CaptionedFigure, Chapter, Holds, Part, Table, T
 from reproduction.experiment import Case, Claim, Experiment, Options, Results
 from reproduction.experiments.comparison import join_numbers
 from reproduction.experiments.paired import COMPARED_METRICS, TITLES, condition_name
-from reproduction.statistics import rank_correlation
 from reproduction.training import evaluated, federation_settings, fedtilt, grid_case, measure_grid
 
 PANEL_METRICS = COMPARED_METRICS[:3]
@@ -299,3 +298,16 @@ def _figure(experiment: Experiment, matching: Sequence[Panel], across: str, alon
         + (f", mean of {seeds} seeds" if seeds > 1 else ", one seed"),
         figure=plots.metrics_against_tilt(settings[across], rows, across=across, along=along),
     )
+
+
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    """Spearman's rho; 0 where one of the two is constant.
+
+    >>> round(rank_correlation([3.0, 1.0, 3.0], [5.0, 2.0, 9.0]), 3), rank_correlation([1.0, 1.0], [1.0, 2.0])
+    (0.866, 0.0)
+    """
+    from scipy.stats import spearmanr  # slow to import
+
+    if len(set(a)) < 2 or len(set(b)) < 2:
+        return 0.0
+    return float(spearmanr(a, b).statistic)

@@ -6,24 +6,15 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from fedtilt.evaluation.over_seeds import SeedValues
-from fedtilt.evaluation.statistics import CONFIDENCE, PairedDifference, mean_difference
-from fedtilt.evaluation.verdicts import holm
+from fedtilt.evaluation.verdicts import LEVEL, holm
 from fedtilt.report.compare import Metric
-from fedtilt.report.tables import format_interval
+from fedtilt.report.tables import format_interval, format_mean_std
 from reproduction.chapter import Chapter, Table, Text
 from reproduction.experiment import Case, Experiment, OnProgress, Options, Results, by_seed
 from reproduction.experiments.chosen import chosen_settings
 from reproduction.experiments.comparison_claims import verdicts
-from reproduction.experiments.paired import (
-    COMPARED_METRICS,
-    TITLES,
-    DatasetComparison,
-    Outcome,
-    condition_name,
-    format_effect_size,
-    outcome_of,
-)
-from reproduction.statistics import best_and_tied
+from reproduction.experiments.paired import COMPARED_METRICS, TITLES, DatasetComparison, clients_of, condition_name
+from reproduction.records import HOW_COMPARED, Difference, Outcome, methods_of, outcome
 from reproduction.training import Setting, federation_settings, grid_case, train_grid, trial_name
 
 METHOD_TITLES = {
@@ -72,13 +63,16 @@ def compare_cells(experiment: Experiment, results: Results) -> dict[str, Dataset
     """“data condition” → its comparison, from the cases that have results; without rows where there are none."""
     settings, cells = experiment.settings, {}
     for data, condition in product(settings["data"], map(condition_name, settings["outliers"])):
-        comparison = DatasetComparison(data=data, condition=condition, titles=ROW_TITLES)
+        comparison = DatasetComparison(
+            data=data, condition=condition, titles=ROW_TITLES, clients=clients_of(settings, data)
+        )
         rows = row_settings(settings, data, condition)
         for seed, result in by_seed(results, f"{data}-{condition}").items():
             comparison.diverged.update(result["diverged"])
+            methods = methods_of(result)
             for row, setting in rows.items():
-                if trial_name(setting) in result["methods"]:
-                    comparison.rows.setdefault(row, {})[seed] = result["methods"][trial_name(setting)]
+                if trial_name(setting) in methods:
+                    comparison.rows.setdefault(row, {})[seed] = methods[trial_name(setting)]
         cells[f"{data} {condition}"] = comparison
     return cells
 
@@ -86,8 +80,8 @@ def compare_cells(experiment: Experiment, results: Results) -> dict[str, Dataset
 OURS = "fedtilt"
 RIVALS = ("fedavg_finetuned", "ditto", "local", "term", "fedprox", "fedavg")
 _OUTCOMES: dict[Outcome, str] = {
-    "better": "better", "tied": "tied", "worse": "worse", "ahead": "one seed: ahead", "not ahead": "one seed: not",
-    "not measured": "not measured",
+    "better": "better", "not told apart": "not told apart", "worse": "worse", "ahead": "one seed: ahead",
+    "not ahead": "one seed: not", "not measured": "not measured",
 }  # fmt: skip
 
 
@@ -99,27 +93,26 @@ class CellScore(NamedTuple):
     rival: str
     noisy: bool  # whether the settings of both are chosen on noisy validation data
     metric: Metric
-    difference: PairedDifference | None  # positive where FedTilt is better; None: not measured
+    difference: Difference | None  # positive where FedTilt is better; None: not measured
     adjusted: float = 1.0  # the p-value after Holm's correction
 
     @property
     def outcome(self) -> Outcome:
         """The outcome by the 95 % interval."""
-        if self.difference is None:
-            return "not measured"
-        if self.difference.pairs == 1:
-            return "ahead" if self.difference.mean > 0 else "not ahead"
-        return outcome_of(self.difference)
+        return outcome(self.difference)
 
     @property
     def survives(self) -> bool:
         """Whether the difference is significant after Holm's correction."""
-        return self.adjusted < 1 - CONFIDENCE
+        return self.adjusted <= LEVEL
 
     @property
     def test(self) -> tuple[object, ...] | None:
-        """What identifies the test: settings chosen alike on both kinds of validation data make one test, not two."""
-        if self.difference is None or self.difference.pairs == 1:
+        """What identifies the test: settings chosen alike on both kinds of validation data make one test, not two.
+
+        None: there is no test of one seed, or where nothing is known.
+        """
+        if self.difference is None or self.difference.seeds == 1 or not self.difference.is_known:
             return None
         return self.data, self.condition, self.rival, self.metric.key, self.difference
 
@@ -129,10 +122,9 @@ def score_all(comparisons: Iterable[DatasetComparison]) -> list[CellScore]:
     scores = []
     for comparison, noisy, rival, metric in product(comparisons, (False, True), RIVALS, COMPARED_METRICS):
         suffix = NOISY if noisy else ""
-        differences = comparison.differences(f"{OURS}{suffix}", f"{rival}{suffix}", metric)
-        difference = differences and mean_difference(differences.values)
-        scores.append(CellScore(comparison.data, comparison.condition, rival, noisy, metric, difference))
-    p_values = {test: s.difference.p_value for s in scores if s.difference is not None and (test := s.test)}
+        found = comparison.difference(f"{OURS}{suffix}", f"{rival}{suffix}", metric)
+        scores.append(CellScore(comparison.data, comparison.condition, rival, noisy, metric, found))
+    p_values = {test: s.difference.verdict.p_value for s in scores if s.difference is not None and (test := s.test)}
     adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     return [score._replace(adjusted=adjusted[test]) if (test := score.test) else score for score in scores]
 
@@ -157,7 +149,7 @@ def outcome_table(scores: Sequence[CellScore], *, by_metric: bool) -> Table:
     groups = {key: groups[key] for key in sorted(groups, key=lambda key: key[0])}  # clean, then noisy
     groups = {key: group for key, group in groups.items() if any(score.difference is not None for score in group)}
     counts = {key: Counter(score.outcome for score in group) for key, group in groups.items()}
-    always = ("better", "tied", "worse")  # other columns only where they are not empty
+    always = ("better", "not told apart", "worse")  # other columns only where they are not empty
     outcomes = [o for o in _OUTCOMES if o in always or any(count[o] for count in counts.values())]
     rows: list[list[str | float]] = []
     for key, group in groups.items():
@@ -168,13 +160,13 @@ def outcome_table(scores: Sequence[CellScore], *, by_metric: bool) -> Table:
     what = "by metric" if by_metric else f"all five metrics, {cells} cells"
     columns = ["validation", "against", *(["metric"] if by_metric else []), *(_OUTCOMES[o] for o in outcomes)]
     return Table(
-        caption=f"FedTilt against the others: how often it is better, tied or worse, {what}",
+        caption=f"FedTilt against the others: how often it is better or worse, {what}",
         columns=[*columns, "better, Holm", "worse, Holm"],
         rows=rows,
         notes="Validation: the data that settings are chosen on, clean or with the outliers of the training data. A "
-        "cell is one data set under one condition. Better and worse mean: the 95 % interval of the difference, paired "
-        "by seed, does not contain 0; of two equal methods, one is better in 2.5 % of the comparisons by chance, and "
-        "worse in as many. The last two columns count what remains after Holm’s correction over the "
+        "cell is one data set under one condition. Better and worse mean: the 95 % interval of the difference does not "
+        f"contain 0; of two equal methods, one is better in at most 2.5 % of the comparisons by chance. {HOW_COMPARED} "
+        "The last two columns count what remains after Holm’s correction over the "
         f"{count_tests(scores)} different comparisons (all rivals, metrics and cells, both kinds of validation data): "
         "with a probability of at least 95 %, none of these is chance. The five metrics of a cell are not independent.",
         folded=by_metric,
@@ -182,7 +174,7 @@ def outcome_table(scores: Sequence[CellScore], *, by_metric: bool) -> Table:
 
 
 def difference_table(scores: Sequence[CellScore], rival: str) -> Table:
-    """Every difference to one rival, with its interval, effect size and p-values."""
+    """Every difference to one rival, with its interval and p-values."""
     kinds: dict[tuple[object, ...], list[CellScore]] = {}
     for score in scores:
         if score.rival == rival and score.test:
@@ -191,23 +183,22 @@ def difference_table(scores: Sequence[CellScore], rival: str) -> Table:
     for same in kinds.values():
         score, difference = same[0], same[0].difference
         assert difference is not None
-        text = format_interval(difference)
+        text = format_interval(difference.verdict)
         rows.append(
             [
                 score.condition, score.data, "both" if len(same) == 2 else "noisy" if score.noisy else "clean",
-                TITLES[score.metric.key], f"**{text}**" if difference.sign() else text, format_effect_size(difference),
-                str(difference.pairs), f"{difference.p_value:.4f}", f"{score.adjusted:.4f}",
+                TITLES[score.metric.key], f"**{text}**" if difference.verdict.sign() else text,
+                str(difference.seeds), f"{difference.verdict.p_value:.4f}", f"{score.adjusted:.4f}",
             ]
         )  # fmt: skip
     title = METHOD_TITLES[rival]
     return Table(
-        caption=f"FedTilt against {title}: differences, intervals, effect sizes and p-values",
-        columns=["condition", "data", "validation", "metric", "difference", "effect size", "seeds", "p", "p, Holm"],
+        caption=f"FedTilt against {title}: differences, intervals and p-values",
+        columns=["condition", "data", "validation", "metric", "difference", "seeds", "p", "p, Holm"],
         rows=rows,
-        notes="Mean difference in points, positive where FedTilt is better, and its 95 % interval by Student’s t, "
-        "paired by seed; bold where the interval does not contain 0. Validation: the data that settings are chosen on; "
-        "“both” where both kinds choose the same settings of both methods. Effect size: the mean divided by the "
-        "standard deviation of the differences. p: two-sided; Holm: corrected over all comparisons of FedTilt that "
+        notes="Mean difference in points, positive where FedTilt is better, and its 95 % interval, bold where that "
+        f"does not contain 0. {HOW_COMPARED} Validation: the data that settings are chosen on; “both” where both kinds "
+        "choose the same settings of both methods. p: two-sided; Holm: corrected over all comparisons of FedTilt that "
         "this page counts.",
         folded=True,
     )
@@ -234,7 +225,7 @@ def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, 
     """Train the methods of one case; only metrics on test data are kept."""
     result = train_grid(case.settings, options, on_progress, curves=False)
     methods = {name: {"test": method["test"]} for name, method in result["methods"].items()}
-    return {"methods": methods, "settings": result["settings"], "diverged": result["diverged"]}
+    return {key: result[key] for key in ("settings", "diverged", "samples")} | {"methods": methods}
 
 
 # -- the chapter -------------------------------------------------------------------------------------------------------
@@ -269,14 +260,14 @@ def _cell_table(experiment: Experiment, cell: DatasetComparison) -> Table:
     """Every method and variant of one cell: settings, what they were chosen on, five metrics."""
     settings = row_settings(experiment.settings, cell.data, cell.condition)
     values = {row: _values(cell, row) for row in cell.rows}
-    leaders = {metric.key: best_and_tied(_tuned(values), metric) for metric in COMPARED_METRICS}
+    leaders = {metric.key: cell.best(_tuned(values), metric) for metric in COMPARED_METRICS}
     rows: list[list[str | float]] = []
     shown: list[Setting] = []
     for row in ROW_TITLES:
         if row not in values or settings[row] in shown:
             continue
         shown.append(settings[row])
-        texts = {key: _mean_and_interval(by_seed) for key, by_seed in values[row].items()}
+        texts = {key: format_mean_std(by_seed) for key, by_seed in values[row].items()}
         bold = [f"**{texts[key]}**" if row in leaders[key] else texts[key] for key in TITLES]
         title = f"{ROW_TITLES[row]}<br>{trial_name(settings[row]).partition(' ')[2]}"
         rows.append([title, _chosen_on(row, settings), *bold])
@@ -285,10 +276,9 @@ def _cell_table(experiment: Experiment, cell: DatasetComparison) -> Table:
         caption=f"{cell.data}, {cell.condition}: every method, {seeds}",
         columns=["method and settings", "chosen on", *TITLES.values()],
         rows=rows,
-        notes="Test data, evaluated models (v where a method has personal models, else w): mean ± half the width of "
-        "its 95 % interval over seeds, in % and points. Chosen on: clean or noisy validation data, or both with the "
-        "same result. Bold: the best of the tuned rows and its ties (the 95 % interval of the paired difference "
-        "contains 0).",
+        notes="Test data, evaluated models (v where a method has personal models, else w): mean ± standard "
+        "deviation over seeds, in % and points. Chosen on: clean or noisy validation data, or both with the same "
+        "result. Bold: the best of the tuned rows, and what is not told apart from it.",
         folded=True,
     )
 
@@ -307,13 +297,3 @@ def _chosen_on(row: str, settings: Mapping[str, Setting]) -> str:
     if row.endswith(NOISY):
         return "noisy"
     return "both" if settings[row] == settings[f"{row}{NOISY}"] else "clean"
-
-
-def _mean_and_interval(values: SeedValues) -> str:
-    """Mean ± half the width of its interval.
-
-    >>> _mean_and_interval(SeedValues((1.0, 2.0, 3.0))), _mean_and_interval(SeedValues((1.0,)))
-    ('2.00 ± 2.48', '1.00')
-    """
-    mean = mean_difference(values.values)
-    return f"{mean.mean:.2f}" + (f" ± {mean.high - mean.mean:.2f}" if mean.pairs > 1 else "")

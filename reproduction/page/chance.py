@@ -3,11 +3,13 @@
 import math
 from collections.abc import Sequence
 
-from fedtilt.evaluation.statistics import mean_difference
+import numpy as np
+
+from fedtilt.evaluation.verdicts import of_summaries
 from reproduction.chapter import Table
 from reproduction.experiment import Experiment, Results
-from reproduction.experiments.paired import BySeed, compare_datasets, outcome_of
-from reproduction.training import evaluated
+from reproduction.experiments.paired import clients_of, compare_datasets
+from reproduction.records import BySeed, Difference, Outcome, metrics_of, outcome, standard_errors
 
 _TEST_SAMPLES = 10_000  # of MNIST, Fashion-MNIST and CIFAR-10
 _ROWS = {"fedavg": "FedAvg", "ditto-validated": "Ditto", "fedtilt-validated": "FedTilt"}
@@ -35,20 +37,16 @@ def chance_table(chapters: Sequence[tuple[Experiment, Results]]) -> Table | None
     rows: list[list[str | float]] = []
     fairer = [0, 0]  # comparisons in which FedTilt differs, as recorded and beyond chance
     for experiment, results in chapters:
-        clients = experiment.settings["clients"]["count"]
         for data, comparison in compare_datasets(experiment, results).items():
-            spreads = {row: _spreads(comparison.rows.get(row, {}), clients) for row in _ROWS}
-            if not all(spreads.values()):
+            clients, found = clients_of(experiment.settings, data), [comparison.rows.get(row, {}) for row in _ROWS]
+            if not all(found):
                 continue
-            cells = [_mean_pair(list(by_seed.values())) for by_seed in spreads.values()]
+            cells = [_mean_pair(list(_spreads(by_seed, clients).values())) for by_seed in found]
             outcomes = []
-            for rival in list(_ROWS)[:-1]:
-                seeds = sorted(spreads[rival].keys() & spreads["fedtilt-validated"].keys())
-                both = []
+            for rival in found[:-1]:
+                both = _outcomes(found[-1], rival, clients)
                 for kind in (0, 1):
-                    gains = [spreads[rival][s][kind] - spreads["fedtilt-validated"][s][kind] for s in seeds]
-                    both.append(outcome_of(mean_difference(gains)))
-                    fairer[kind] += both[-1] != "tied"
+                    fairer[kind] += both[kind] in ("better", "worse")
                 outcomes.append(both[0] if both[0] == both[1] else f"{both[0]} → {both[1]}")
             rows.append([experiment.title, data, *cells, *outcomes])
     if not rows:
@@ -58,8 +56,8 @@ def chance_table(chapters: Sequence[tuple[Experiment, Results]]) -> Table | None
         f"FedTilt and a rival are significant as recorded, {fairer[1]} beyond chance",
         columns=["table", "data", *_ROWS.values(), "FedTilt against FedAvg", "against Ditto"],
         rows=rows,
-        notes="Points, mean over seeds; validated settings. Better or worse: the 95 % interval of the difference, "
-        "paired by seed, does not contain 0; with an arrow, the outcome as recorded and beyond chance differ. The "
+        notes="Points, mean over seeds; validated settings. Better or worse: the 95 % interval of the difference "
+        "does not contain 0; with an arrow, the outcome as recorded and beyond chance differ. The "
         "records of these tables hold no counts of single clients: what chance adds follows from their mean accuracy "
         "and their standard deviation, if every client has 100 test samples (MNIST: 92 to 109). It is by total, an "
         "upper bound: clients have fixed shares of the classes, and chance within classes is at most as large, so the "
@@ -68,11 +66,26 @@ def chance_table(chapters: Sequence[tuple[Experiment, Results]]) -> Table | None
     )
 
 
+def _outcomes(ours: BySeed, theirs: BySeed, clients: int) -> list[Outcome]:
+    """Of client fairness, and of that beyond chance, whose standard error is larger by the ratio of the two."""
+    values, errors = [], []
+    for seed in sorted(ours.keys() & theirs.keys()):
+        pair = [_spreads(by_seed, clients)[seed] for by_seed in (ours, theirs)]
+        metrics = [metrics_of(by_seed[seed]) or {} for by_seed in (ours, theirs)]
+        error = np.array(standard_errors(metrics, "client_fairness", clients))
+        ratio = np.array([recorded / beyond if beyond else math.inf for recorded, beyond in pair])
+        values.append([pair[1][kind] - pair[0][kind] for kind in (0, 1)])
+        errors.append([math.hypot(*error), math.hypot(*(error * ratio))])
+    verdicts = of_summaries(np.array(values), np.array(errors), clients - 1)
+    return [outcome(Difference(verdict, len(values))) for verdict in verdicts]
+
+
 def _spreads(by_seed: BySeed, clients: int) -> dict[int, tuple[float, float]]:
     """Seed → client fairness, and beyond chance."""
     spreads = {}
     for seed, result in by_seed.items():
-        accuracy, fairness = (evaluated(result)[key] for key in ("accuracy", "client_fairness"))
+        metrics = metrics_of(result) or {}
+        accuracy, fairness = metrics["accuracy"], metrics["client_fairness"]
         spreads[seed] = fairness, beyond_chance(accuracy, fairness, clients, _TEST_SAMPLES / clients)
     return spreads
 

@@ -13,7 +13,7 @@ from reproduction.chapter import CaptionedFigure, Part, Table, Text
 from reproduction.experiments.comparison import difference_cell
 from reproduction.experiments.paired import COMPARED_METRICS, DatasetComparison
 from reproduction.experiments.tuned import METHOD_TITLES, NOISY, CellScore, count_tests, score_all
-from reproduction.statistics import best_and_tied
+from reproduction.records import HOW_COMPARED
 
 Shown = Mapping[tuple[str, str, str, str], CellScore]  # by condition, data set, rival and metric
 
@@ -64,7 +64,7 @@ def _table(cells: Sequence[tuple[str, str]], shown: Shown, missing: Sequence[str
         [_CONDITIONS[condition], data, *(_cell(shown.get((condition, data, *column))) for column in columns)]
         for condition, data in cells
     ]
-    seeds = sorted({score.difference.pairs for score in shown.values() if score.difference is not None})
+    seeds = sorted({score.difference.seeds for score in shown.values() if score.difference is not None})
     number_of_seeds = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     titles = [METHOD_TITLES[rival] for rival in _RIVALS]
     return Table(
@@ -72,17 +72,16 @@ def _table(cells: Sequence[tuple[str, str]], shown: Shown, missing: Sequence[str
         columns=["condition", "data", *(f"{_METRICS[key]}, minus {METHOD_TITLES[rival]}" for rival, key in columns)],
         rows=rows,
         notes="All methods are tuned with the same budget, on validation data that has the outliers of the training "
-        f"data. Points; mean over {number_of_seeds} other seeds and 95 % interval of the difference, "
-        "paired by seed. Bold: the interval does not contain 0. A star: also significant after Holm’s correction over "
-        "all comparisons of FedTilt that this page counts."
-        + (f" Not measured yet: {', '.join(missing)}." if missing else ""),
+        f"data. Points; mean over {number_of_seeds} other seeds and 95 % interval of the difference, bold where that "
+        f"does not contain 0. {HOW_COMPARED} A star: also after Holm’s correction over all comparisons of FedTilt that "
+        "this page counts." + (f" Not measured yet: {', '.join(missing)}." if missing else ""),
     )
 
 
 def _cell(score: CellScore | None) -> str:
     if score is None or score.difference is None:
         return ""
-    return difference_cell(score.difference, mark=" ★" if score.survives else "")
+    return difference_cell(score.difference.verdict, mark=" ★" if score.survives else "")
 
 
 def _figure(cells: Sequence[tuple[str, str]], shown: Shown) -> dict[str, Any]:
@@ -121,18 +120,19 @@ def _marker(score: CellScore) -> str:
     contains, excludes, corrected = _MARKERS
     if score.survives:
         return corrected
-    return excludes if score.difference is not None and score.difference.sign() else contains
+    return excludes if score.difference is not None and score.difference.verdict.sign() else contains
 
 
 def _trace(name: str, symbol: str, points: Sequence[tuple[str, CellScore]]) -> dict[str, Any]:
-    differences = [score.difference for _, score in points if score.difference is not None]
-    x = [_position(d.mean) for d in differences]
+    verdicts = [score.difference.verdict for _, score in points if score.difference is not None]
+    x = [_position(verdict.difference) for verdict in verdicts]
     ends = [
-        (_position(d.low), _position(d.high)) if d.pairs > 1 else (p, p) for p, d in zip(x, differences, strict=True)
+        (_position(v.low), _position(v.high)) if math.isfinite(v.low) else (p, p)
+        for p, v in zip(x, verdicts, strict=True)
     ]
     return {
         "type": "scatter", "mode": "markers", "name": name, "legendgroup": name, "x": x, "y": [y for y, _ in points],
-        "text": [format_interval(d) for d in differences], "hovertemplate": "%{y}: %{text}<extra></extra>",
+        "text": [format_interval(verdict) for verdict in verdicts], "hovertemplate": "%{y}: %{text}<extra></extra>",
         "marker": {"color": _BLUE, "size": 11 if symbol == "star" else 8, "symbol": symbol},
         "error_x": {
             "type": "data", "symmetric": False, "color": _BLUE, "thickness": 1.4, "width": 3,
@@ -159,7 +159,7 @@ def _sentences(comparisons: Sequence[DatasetComparison], scores: Sequence[CellSc
 
     def select(rival: str, key: str, *, noisy: bool = True) -> list[CellScore]:
         selected = [s for s in scores if (s.rival, s.metric.key, s.noisy) == (rival, key, noisy)]
-        return [s for s in selected if s.outcome in ("better", "tied", "worse")]
+        return [s for s in selected if s.test]
 
     sentences = [_against_both({rival: select(rival, "accuracy") for rival in _RIVALS})]
     for rival in _RIVALS:
@@ -170,9 +170,14 @@ def _sentences(comparisons: Sequence[DatasetComparison], scores: Sequence[CellSc
         )
         sentences.append(
             f"**Against {METHOD_TITLES[rival]}** it is more accurate in {_count(accuracy, 'better')} of "
-            f"{len(accuracy)} cells and less accurate in {_count(accuracy, 'worse')}; for the worst 10 % of the "
-            f"clients it is better in {_count(worst, 'better')} and worse in {_count(worst, 'worse')}. "
-            f"{_by_condition(accuracy)} With settings chosen on clean validation data it is more accurate in "
+            f"{len(accuracy)} cells and less accurate in {_count(accuracy, 'worse')}"
+            + (
+                f"; for the worst 10 % of the clients it is better in {_count(worst, 'better')} of {len(worst)} and "
+                f"worse in {_count(worst, 'worse')}. "
+                if worst
+                else ". "
+            )
+            + f"{_by_condition(accuracy)} With settings chosen on clean validation data it is more accurate in "
             f"{_count(clean, 'better')} and less accurate in {_count(clean, 'worse')}."
         )
     return "\n".join(f"- {sentence}" for sentence in [*sentences, _leaders(cells), _corrected(scores)])
@@ -194,7 +199,7 @@ def _against_both(accuracy: Mapping[str, Sequence[CellScore]]) -> str:
     return (
         f"**FedTilt is more accurate than both** in {texts[0]} of {len(outcomes)} cells (a data set under a "
         f"condition), and less accurate than one of them in {texts[1]}. Fine-tuning has no tilts to choose: where the "
-        "two are tied, it is simpler."
+        "two are not told apart, it is simpler."
     )
 
 
@@ -204,17 +209,13 @@ def _by_condition_order(cells: Iterable[tuple[str, str]]) -> list[tuple[str, str
 
 
 def _leaders(cells: Sequence[DatasetComparison]) -> str:
-    """In how many cells each method is the most accurate or tied with the most accurate."""
+    """In how many cells each method is the most accurate, or not told apart from it."""
     counts: Counter[str] = Counter()
     for cell in cells:
-        values = {
-            row: {"accuracy": accuracy}
-            for row in METHOD_TITLES
-            if (accuracy := cell.values(f"{row}{NOISY}", "accuracy")) is not None
-        }
-        counts.update(best_and_tied(values, COMPARED_METRICS[0]))
+        rows = [f"{row}{NOISY}" for row in METHOD_TITLES if f"{row}{NOISY}" in cell.rows]
+        counts.update(row.removesuffix(NOISY) for row in cell.best(rows, COMPARED_METRICS[0]))
     listed = ", ".join(f"{METHOD_TITLES[row]} in {counts[row]}" for row in METHOD_TITLES if counts[row])
-    return f"**The most accurate of all, or tied with it:** {listed} of {len(cells)} cells."
+    return f"**The most accurate of all, or not told apart from it:** {listed} of {len(cells)} cells."
 
 
 def _corrected(scores: Sequence[CellScore]) -> str:
@@ -226,7 +227,7 @@ def _corrected(scores: Sequence[CellScore]) -> str:
         clauses.append(f"{better} for FedTilt and {worse} for {METHOD_TITLES[rival]}")
     return (
         f"**After Holm’s correction** over all {count_tests(scores)} comparisons of FedTilt that this page counts (all "
-        "rivals, five metrics, both kinds of validation data), these differences remain: "
+        "rivals, all metrics with an interval, both kinds of validation data), these differences remain: "
         f"{'; '.join(clauses)}. A cell without a difference is undecided, not shown to be equal."
     )
 
@@ -236,7 +237,7 @@ def _by_condition(accuracy: Sequence[CellScore]) -> str:
     clauses = []
     for condition in dict.fromkeys(score.condition for score in accuracy):
         selected = [score for score in accuracy if score.condition == condition]
-        means = [score.difference.mean for score in selected if score.difference is not None]
+        means = [score.difference.verdict.difference for score in selected if score.difference is not None]
         low, high = (f"{value:+.2f}".replace("-", "−") for value in (min(means), max(means)))
         size = f"{low} to {high}" if low != high else low
         decided = [

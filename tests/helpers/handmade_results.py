@@ -10,7 +10,7 @@ from reproduction.training import Setting, ditto, fedavg, fedtilt
 KEYS = ("accuracy", "client_fairness", "client_data_fairness_mean", "client_data_fairness_std")
 
 
-def metrics(accuracy: float, client: float = 5.0, mean: float = 4.0, std: float = 3.0) -> dict[str, float]:
+def metrics(accuracy: float, client: float = 1.0, mean: float = 4.0, std: float = 3.0) -> dict[str, float]:
     values = dict(zip(KEYS, (accuracy, client, mean, std), strict=True))
     return values | {"worst": accuracy, "best": accuracy, "minimum": accuracy}
 

@@ -43,7 +43,7 @@ def test_best_of_all(gains: tuple[float, ...], expected: str) -> None:
 def test_the_papers_claims_have_the_papers_metrics() -> None:
     assert "on the paper’s four metrics" in _verdict(Claim(text="", rule="best"), (1, 1, 1)).why
     every = Claim(text="", rule="best", check={"metrics": list(TITLES)})
-    assert "on all five metrics: 6 of 15" in _verdict(every, (1, 1, 1)).why  # accuracy, and that of the worst 10 %
+    assert "on all five metrics: 3 of 15" in _verdict(every, (1, 1, 1)).why  # of the worst 10 % nothing can be said
 
 
 def test_one_seed_cannot_make_a_claim_hold() -> None:
@@ -74,14 +74,14 @@ def test_a_claim_with_a_margin_needs_the_margin() -> None:
     assert _verdict(Claim(text="", rule="best", check=check), (0, 11, 0)).holds == "holds"
     verdict = _verdict(Claim(text="", rule="best", check=check, guess="Our guess."), (50, 9, 50))
     assert verdict.holds == "does not hold"
-    assert "In points (95 % interval): fashion-mnist FedTilt (paper’s tilts) +9.00 (+9.00 to +9.00)." in verdict.why
+    assert "In points (95 % interval): fashion-mnist FedTilt (paper’s tilts) +9.00 (+8.68 to +9.32)." in verdict.why
     assert "(fashion-mnist 1 not clearly by 10 points)" in verdict.why
     assert verdict.why.endswith("Our guess.")
 
 
 def test_metrics_that_count_against_a_claim_are_listed() -> None:
     results = {
-        f"mnist-seed-{s}": comparison_result(metrics(70.0 + s, 9.0), metrics(90.0 + s, 5.0), metrics(91.0 + s, 6.0))
+        f"mnist-seed-{s}": comparison_result(metrics(70.0 + s, 9.0), metrics(90.0 + s, 1.0), metrics(91.0 + s, 3.0))
         for s in range(3)
     }
     claim = Claim(text="", rule="best", check={"metrics": ["accuracy", "client_fairness"]})
@@ -110,7 +110,9 @@ def test_the_papers_tilts_hold_unless_another_setting_is_better() -> None:
         }
         return verdicts((claim,), compare_datasets(load("clean"), results))[0]
 
-    assert verdict(95.0).holds == "holds"
+    assert verdict(94.0).holds == "holds"
+    assert "1 of 1 other settings are worse" in verdict(94.0).why
+    assert verdict(95.0).holds == "does not hold"  # not told apart, which is no evidence for them
     assert verdict(96.0).holds == "does not hold"
     assert "1 of 1 other settings are better, such as fedtilt tau=1 lam=1" in verdict(96.0).why
     assert (verdict(95.0, seeds=1).holds, verdict(96.0, seeds=1).holds) == ("one seed", "one seed")
@@ -169,8 +171,8 @@ def test_lam_gains_more_at_a_higher_tau() -> None:
         return verdicts((claim,), compare_datasets(load("clean"), results))[0]
 
     assert verdict(2.0, 2.5, 2.0).holds == "holds partly"  # in accuracy; in fairness nothing changes
-    assert "mnist accuracy +1.17 (+0.45 to +1.88)" in verdict(2.0, 2.5, 2.0).why
-    assert verdict(1.0, 3.0, 2.0).holds == "does not hold"  # 1.00 ± 0.58, but the interval is −1.48 to 3.48
+    assert "mnist accuracy +1.17 (+0.35 to +1.65)" in verdict(2.0, 2.5, 2.0).why
+    assert verdict(1.0, 1.3, 1.2).holds == "does not hold"  # the middle gain is 0.20 ± 0.65
     assert verdict(2.0).holds == "one seed"
     assert verdict().holds == "not measured"
 
@@ -190,7 +192,7 @@ def test_stable_rows_lose_no_more_than_the_papers_own_rows() -> None:
         verdict = verdicts((claim,), noisy, clean)[0]
         assert verdict.holds == expected
     assert "1 of 2 (mnist 1 within the limit, 1 above the limit). " in verdict.why
-    assert "Points lost (95 % interval): mnist FedAvg +1.00 (+1.00 to +1.00); " in verdict.why
+    assert "Points lost (95 % interval): mnist FedAvg +1.00 (+0.68 to +1.32); " in verdict.why
     assert verdicts((claim,), noisy)[0].holds == "not measured"  # no results on clean data
 
 
@@ -198,15 +200,15 @@ def test_stable_rows_lose_no_more_than_the_papers_own_rows() -> None:
     ("gains", "seeds", "holds", "text"),
     [
         ((0.1, -0.2, 0.3), 3, "holds", "3 of 3 (mnist 1 within the limit; fashion-mnist 1 within the limit"),
-        ((0.1, -0.7, 0.3), 3, "holds partly", "2 of 3 (mnist 1 within the limit; fashion-mnist 1 above the limit"),
-        ((0.7, -0.7, 0.9), 3, "does not hold", "0 of 3"),
-        ((0.1, -0.7, 0.3), 1, "one seed", "On one seed: mnist 1 within the limit; fashion-mnist 1 above the limit"),
+        ((0.1, -1.1, 0.3), 3, "holds partly", "2 of 3 (mnist 1 within the limit; fashion-mnist 1 above the limit"),
+        ((1.1, -1.1, 1.3), 3, "does not hold", "0 of 3"),
+        ((0.1, -1.1, 0.3), 1, "one seed", "On one seed: mnist 1 within the limit; fashion-mnist 1 above the limit"),
     ],
 )
 def test_two_rows_are_close_if_the_interval_of_their_difference_is_small(
     gains: tuple[float, ...], seeds: int, holds: str, text: str
 ) -> None:
-    check = {"pairs": [["fedtilt", "ditto"]], "within": 0.5}
+    check = {"pairs": [["fedtilt", "ditto"]], "within": 0.7}
     verdict = _verdict(Claim(text="", rule="close", check=check), gains, seeds=seeds)
     assert verdict.holds == holds
     assert text in verdict.why

@@ -1,5 +1,6 @@
 """The leaderboard on real-world federations: its cases, its data in files, its baselines and its ranks."""
 
+import itertools
 import sys
 import warnings
 from dataclasses import replace
@@ -8,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chi2, friedmanchisquare, wilcoxon
+from scipy.stats import ttest_1samp
 
 import fedtilt as ft
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.evaluation.metrics import compute_metrics
 from fedtilt.evaluation.true_spread import true_spread
+from fedtilt.evaluation.verdicts import holm
 from reproduction import submitted
 from reproduction.experiment import Options, load
 from reproduction.experiments import federations, leaderboard
@@ -89,32 +91,49 @@ def test_the_mixed_effects_model_shrinks_the_clients_towards_the_pooled_regressi
     assert mixed.std() < own.std()
 
 
-def test_ranks_and_critical_difference():
+def test_ranks_and_pairs_by_hand():
     rng = np.random.default_rng(1)
     table = rng.random((6, 3))  # federations × methods
     cells = [{name: {"accuracy": value} for name, value in zip("abc", row, strict=True)} for row in table]
     ranks = leaderboard.mean_ranks(cells)
-    expected = (table[:, :, None] < table[:, None, :]).sum(2).mean(0) + 1
-    assert list(ranks.values()) == pytest.approx(list(expected))
-    statistic = 12 * 6 / (3 * 4) * (sum(rank**2 for rank in ranks.values()) - 3 * 4**2 / 4)
-    assert statistic == pytest.approx(friedmanchisquare(*table.T).statistic)
-    assert leaderboard.critical_difference(3, 6) == pytest.approx(
-        2.343 * np.sqrt(3 * 4 / 36), abs=2e-3
-    )  # Demsar's table
+    assert list(ranks.values()) == pytest.approx(list((table[:, :, None] < table[:, None, :]).sum(2).mean(0) + 1))
+    gaps = table[:, 0] - table[:, 1]
+    (verdict,) = leaderboard.compare_over(cells, [("a", "b")])
+    signs = np.array(list(itertools.product((1, -1), repeat=6)))
+    by_chance = (np.abs(signs @ gaps) >= abs(gaps.sum()) - 1e-6).mean()
+    assert verdict.difference == pytest.approx(gaps.mean(), abs=1e-6)
+    assert verdict.p_value == pytest.approx(max(by_chance, ttest_1samp(gaps, 0.0).pvalue), abs=1e-5)
 
 
-def test_friedman_and_wilcoxon_against_their_formulas():
-    rng = np.random.default_rng(2)
-    table = rng.random((6, 4))
-    cells = [{name: {"accuracy": value} for name, value in zip("abcd", row, strict=True)} for row in table]
-    ranks = np.array(list(leaderboard.mean_ranks(cells).values()))
-    statistic = 12 * 6 / (4 * 5) * ((ranks**2).sum() - 4 * 5**2 / 4)
-    assert leaderboard.friedman_p(cells) == pytest.approx(chi2.sf(statistic, 3))
-    # all signs equal: one of the 2 ** 5 assignments on either side
-    assert leaderboard.wilcoxon_p([0.1, 0.2, 0.3, 0.4, 0.5]) == pytest.approx(2 / 2**5)
-    assert leaderboard.wilcoxon_p([0.0, 0.0]) == 1.0
-    tied = [0.5, -0.5, 1.0, 2.0, 0.0, 0.5, -1.0]
-    assert leaderboard.wilcoxon_p(tied) == pytest.approx(wilcoxon(tied).pvalue)
+def test_the_sentence_on_the_best_names_only_what_is_told_apart():
+    gaps = np.linspace(0.5, 1.5, 13)
+    cells = [{"a": {"accuracy": 80.0}, "b": {"accuracy": 80.0 - 8 * g}, "c": {"accuracy": 81.0 - g}} for g in gaps]
+    assert leaderboard.best_sentence(cells) == (
+        "a has the highest mean accuracy; worse beyond chance are b, and the other 1 are not told apart from it."
+    )
+    few = [{name: cell[name] for name in "ac"} for cell in cells]
+    assert "no other method is told apart from it" in leaderboard.best_sentence(few)
+    assert "is told apart from all others" in leaderboard.best_sentence([{n: c[n] for n in "ab"} for c in cells])
+
+
+def test_the_pairs_are_corrected_together():
+    def cells(gap):
+        values = {"FedTilt": 70.0 + gap, "Ditto": 70.0, "FedAvg": 70.0 - gap}
+        noise = np.random.default_rng(3).normal(0, 0.3, (13, 3))
+        return {
+            str(n): {name: {"accuracy": v + e} for (name, v), e in zip(values.items(), row, strict=True)}
+            for n, row in enumerate(noise)
+        }
+
+    table = leaderboard._pairs_table({"plain-logistic": cells(2.0), "plain-mlp": cells(0.0)})
+    assert [row[:2] for row in table.rows[:2]] == [
+        ["FedTilt − Ditto", "plain, logistic"], ["FedTilt − Ditto", "plain, mlp"],
+    ]  # fmt: skip
+    p_values = [float(row[4]) for row in table.rows]
+    assert len(p_values) == 6  # three pairs that the cells have
+    assert [float(row[5]) for row in table.rows] == pytest.approx(holm(p_values), rel=0.1)
+    assert [row[2].startswith("**+") for row in table.rows] == [float(row[5]) <= 0.05 for row in table.rows]
+    assert [row[2].startswith("**+") for row in table.rows[:4]] == [True, False] * 2
 
 
 def test_the_spread_beyond_chance_of_a_cell_is_that_of_the_library():

@@ -2,12 +2,13 @@
 
 from statistics import fmean
 
-from fedtilt.evaluation.statistics import paired_difference
 from fedtilt.evaluation.verdicts import holm
 from fedtilt.methods import PRESETS
+from fedtilt.report.compare import METRICS
 from reproduction.experiment import Options, Results, load
 from reproduction.experiments import rivals
 from reproduction.experiments.rivals import Cell, cells_of, choose, losing_sentence, mean_ranks, score_all
+from reproduction.records import difference
 from reproduction.training import method_of
 
 EXPERIMENT = load("rivals")
@@ -16,7 +17,7 @@ EXPERIMENT = load("rivals")
 def measured(test: float, validation: float, success: float | None = None) -> dict:
     extra = {} if success is None else {"attack_success": success}
     return {
-        "test": {"shared": {"accuracy": test, "worst": 100 - test, "client_fairness": 5.0}, "personal": None, **extra},
+        "test": {"shared": {"accuracy": test, "worst": 100 - test, "client_fairness": 1.0}, "personal": None, **extra},
         "validation": {"shared": {"accuracy": validation}, "personal": None},
     }
 
@@ -80,14 +81,14 @@ def test_the_ranking_and_the_differences() -> None:
     methods = len(EXPERIMENT.settings["methods"])
     assert len(scores) == 22 * (methods - 1)
     score = next(s for s in scores if (s.data, s.condition, s.rival) == ("mnist", "alie", "Ditto"))
-    ours, theirs = (
-        next(c for c in cells if c[:2] == ("mnist", "alie")).accuracy[name] for name in ("FedTilt", "Ditto")
-    )
-    assert score.difference == paired_difference(list(ours.values()), list(theirs.values()))
-    assert [s.adjusted for s in scores] == holm([s.difference.p_value for s in scores])
+    cell = next(c for c in cells if c[:2] == ("mnist", "alie"))
+    assert cell.clients == 40  # attackers have no test data
+    assert score.difference == difference(cell.chosen["FedTilt"], cell.chosen["Ditto"], METRICS[0], 40)
+    assert [s.adjusted for s in scores] == holm([s.difference.verdict.p_value for s in scores])
     text = losing_sentence(scores)
     assert "less accurate in 2; after the correction, in " in text
-    lost = [f"{s.data}, alie ({s.difference.mean:.2f})".replace("-2", "−2") for s in scores if s.difference.sign() < 0]
+    verdicts = [(s.data, s.difference.verdict) for s in scores]
+    lost = [f"{data}, alie (−{-v.difference:.2f})" for data, v in verdicts if v.sign() < 0]
     assert sorted(text.split(" It loses against Ditto on ")[1].strip(".").split("), ")) == [lost[1], lost[0].strip(")")]
     chapter = rivals.chapter(EXPERIMENT, made_up())
     ranks = {row[0]: row[1:] for row in chapter.parts[0].rows}

@@ -32,10 +32,12 @@ def _handmade(changes: dict[str, dict[str, dict[str, float]]], seeds: int = 3) -
     """Results in which every setting equals no tilt, except for changes: condition → setting → metric → value."""
     plain = {
         "accuracy": 90.0,
-        "client_fairness": 5.0,
+        "client_fairness": 1.0,
         "client_data_fairness_mean": 6.0,
-        "client_data_fairness_std": 3.0,
-        "worst": 80.0,
+        "client_data_fairness_std": 0.5,
+        "worst": 89.0,
+        "best": 91.0,
+        "minimum": 89.0,
     }
     results = {}
     for condition in ("clean", "flips", "gaussian"):
@@ -123,9 +125,9 @@ def test_a_setting_that_diverged_is_marked_and_counts_as_collapsed() -> None:
 def test_the_servers_tilt_is_evaluated_with_the_shared_model() -> None:
     high, low = [f"q = {q}" for q in ("1", "10")], [f"q = −{q}" for q in ("1", "10")]
     conditions = ("clean", "flips", "gaussian")
-    changes = {c: _all(high, client_fairness=3.0) | _all(low, client_fairness=8.0) for c in conditions}
+    changes = {c: _all(high, client_fairness=0.3) | _all(low, client_fairness=3.0) for c in conditions}
     assert _verdict("q +", _handmade(changes)) == _verdict("q -", _handmade(changes)) == "holds"
-    assert _verdict("q +", _handmade({c: _all(high, client_fairness=8.0) for c in conditions})) == "does not hold"
+    assert _verdict("q +", _handmade({c: _all(high, client_fairness=3.0) for c in conditions})) == "does not hold"
 
 
 def test_clean_data_alone_gives_no_verdict() -> None:

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtilt.evaluation.client_differences import row_scores
+from fedtilt.evaluation.intervals import CONFIDENCE, student_interval
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.scores import ACCURACY, scores_of
-from fedtilt.evaluation.statistics import CONFIDENCE, mean_difference
 from fedtilt.evaluation.verdicts import worse_clients
 from fedtilt.evaluation.weighted_predictions import Array
 from fedtilt.imports import import_extra
@@ -123,7 +123,7 @@ def client_gains(ours: Predictions, theirs: Predictions, against: str, confidenc
         elif len(of_client) < MIN_DIFFERENCES or not of_client.max() > of_client.min():
             low, high = -math.inf, math.inf
         else:
-            _, low, high, *_ = mean_difference(of_client.tolist(), confidence)
+            low, high = student_interval(of_client, confidence)
         found.append(ClientGain(name, len(of_client), float(of_client.mean()), low, high))
     return Gains(against, tuple(found), tuple(worse_clients([by_client], 1 - confidence)), confidence)
 

@@ -17,6 +17,7 @@ from fedtilt.evaluation.weighted_predictions import (
     clopper_pearson,
 )
 
+CONFIDENCE = 0.95  # of an interval, unless another one is asked for
 MIN_CLIENTS = 5  # among fewer, samples are resampled within each client
 RESAMPLES = 1000  # of a bootstrap, unless another number is given
 MIN_SAMPLES = 10  # fewer are too few to resample
@@ -37,6 +38,21 @@ class Interval(NamedTuple):
     high: float = math.nan
     kind: str = ""  # "exact", "bootstrap over clients", "bootstrap over samples" or "… over blocks of samples"
     reason: str = ""  # why there is none
+
+
+def student_interval(values: Array, confidence: float) -> Range:
+    """Of the mean of values, by Student's t: x̄ ± t s / √n; one value has none.
+
+    >>> low, high = student_interval(np.array([1.0, 2.0, 3.0]), 0.95)
+    >>> round(low, 2), round(high, 2)
+    (-0.48, 4.48)
+    """
+    from scipy.special import stdtrit
+
+    if len(values) < 2:
+        return -math.inf, math.inf
+    margin = float(stdtrit(len(values) - 1, (1 + confidence) / 2) * values.std(ddof=1)) / math.sqrt(len(values))
+    return float(values.mean()) - margin, float(values.mean()) + margin
 
 
 class Bootstrap(NamedTuple):

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtilt.evaluation.intervals import CONFIDENCE, student_interval
 from fedtilt.evaluation.scores import (
     ACCURACY,
     class_variances,
@@ -39,7 +40,6 @@ from fedtilt.evaluation.scores import (
     scores_of,
     variance_beyond_chance,
 )
-from fedtilt.evaluation.statistics import CONFIDENCE, mean_difference
 from fedtilt.evaluation.weighted_predictions import Array
 
 _HALVINGS = 50  # of the range in which Q crosses a quantile
@@ -175,9 +175,9 @@ def true_spread_in_clients(sums: Tensor, total: Tensor, confidence: float = CONF
         return TrueSpread(nan, nan, nan, nan, nan, len(values), "the variance of a row is not known")
     corrected = variance_beyond_chance(values, variances)
     observed = variance_beyond_chance(values, variances * 0)
-    found = mean_difference(corrected.tolist(), confidence)
-    estimate, low, high = map(_root, (found.mean, found.low, found.high))
-    return TrueSpread(_root(observed.mean()), _root((observed - corrected).mean()), estimate, low, high, len(values))
+    low, high = map(_root, student_interval(corrected.numpy(), confidence))
+    by_chance = _root((observed - corrected).mean())
+    return TrueSpread(_root(observed.mean()), by_chance, _root(corrected.mean()), low, high, len(values))
 
 
 def client_estimates(

@@ -18,7 +18,7 @@ are tested as a sample.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ LEVEL = 0.05
 _ENUMERATED = 12  # signs
 _NORMAL = 1e6  # degrees of freedom
 _LEAST = 1e-300  # p is above 0
+_TINY = 1e-15  # p below agrees with any interval without 0
 
 
 class Verdict(NamedTuple):
@@ -96,10 +97,21 @@ def best(
         digits: behind the point in tables
         level: the probability of a false claim
     """
+    return best_of(
+        values, lambda pairs: compare(draws, key, pairs, higher_is_better=higher_is_better),
+        higher_is_better=higher_is_better, digits=digits, level=level,
+    )  # fmt: skip
+
+
+def best_of(
+    values: Mapping[str, float], compared: Callable[[Sequence[tuple[str, str]]], Sequence[Verdict]], *,
+    higher_is_better: bool, digits: int = 2, level: float = LEVEL,
+) -> Best:  # fmt: skip
+    """`best` from `compared`, which returns the verdicts on pairs of methods, above 0 where the first is better."""
     methods = sorted(values, key=lambda name: values[name], reverse=higher_is_better)  # stable: the first of equals
     first, others = methods[0], methods[1:]
     pairs = [(first, name) for name in others] + [(a, b) for n, a in enumerate(others) for b in others[n + 1 :]]
-    found = compare(draws, key, pairs, higher_is_better=higher_is_better) if pairs else []
+    found = compared(pairs) if pairs else []
     against = dict(zip(others, found, strict=False))
     seen = {name: abs(values[first] - values[name]) >= 0.5 * 10**-digits for name in others}
     alone = all(seen[name] and verdict.sign(level) > 0 for name, verdict in against.items())
@@ -116,13 +128,55 @@ def compare(
 
     Args: see `best`; `confidence` is that of the intervals.
     """
-    several = len(draws) > 1
     within = [_within(draw, key, pairs, higher_is_better) for draw in draws]
+    return _over_draws(within, all(draw.new_data for draw in draws), confidence)
+
+
+def of_summaries(
+    values: Array, errors: Array, freedom: float, *, new_data: bool = False, confidence: float = 1 - LEVEL
+) -> list[Verdict]:
+    """Verdicts on differences of which each draw has only the value and its standard error, both (draws, pairs).
+
+    Of two methods whose clients are positively correlated, √((s² + s'²) / (N − 1)) is at least the standard error. An
+    error of inf says that nothing is known.
+
+    >>> found = of_summaries(np.array([[2.0], [2.5], [3.0]]), np.array([[0.5], [1.0], [0.8]]), 99)[0]
+    >>> round(found.p_value, 4), round(found.low, 2), round(found.high, 2)  # of 3.0 ± 0.8, twice
+    (0.0006, 1.18, 4.82)
+
+    Args:
+        values: differences, above 0 where ours is better
+        errors: their standard errors
+        freedom: degrees of freedom of the errors, one less than the clients
+        new_data: see `Draw`
+        confidence: of the intervals
+    """
+    within = [_summary(value, error, freedom) for value, error in zip(values, errors, strict=True)]
+    return _over_draws(within, new_data, confidence)
+
+
+def of_units(terms: Array, confidence: float = 1 - LEVEL) -> list[Verdict]:
+    """Verdicts on means of terms (pairs, units) of units that are not clients, such as data sets; as on one draw.
+
+    >>> found = of_units(np.array([[1.0, 1.0, 2.0, 1.0, 1.0, 1.0], [1.0, -1.0, 2.0, -3.0, 1.0, 0.0]]))
+    >>> [round(verdict.p_value, 3) for verdict in found]  # six equal signs; about as many on each side
+    [0.031, 1.0]
+    """
+    pairs, units = terms.shape
+    value, freedom = terms.mean(1), np.full(pairs, max(1.0, units - 1))
+    if units < MIN_CLIENTS:
+        return _over_draws([_unknown(value, freedom, f"fewer than {MIN_CLIENTS} units")], False, confidence)
+    return _over_draws([_of_terms(value, terms, freedom, _flips(terms))], False, confidence)
+
+
+def _over_draws(within: Sequence["_Within"], new_data: bool, confidence: float) -> list[Verdict]:
+    """One verdict for every pair, from those within the draws."""
+    several = len(within) > 1
     value, error, freedom, p_values = (np.stack(arrays) for arrays in zip(*(draw[:4] for draw in within), strict=True))
     mean = value.mean(0)
-    if len(draws) > 2 and all(draw.new_data for draw in draws):
-        error = np.sqrt(np.maximum(value.var(0, ddof=1), np.square(error).mean(0)) / len(draws))
-        freedom = np.full(len(pairs), len(draws) - 1.0)
+    if len(within) > 2 and new_data:
+        error = np.sqrt(np.maximum(value.var(0, ddof=1), np.square(error).mean(0)) / len(within))
+        freedom = np.full(len(mean), len(within) - 1.0)
         p_value = _student(mean, error, freedom)
         low, high = _interval(mean, error, freedom, 1 - confidence)
     else:
@@ -190,19 +244,35 @@ def _within(draw: Draw, key: str, pairs: Sequence[tuple[str, str]], higher_is_be
         error, freedom, p_value = _test_rows(draw, pairs, value)
         reason = "" if np.isfinite(error).all() else "few clients, and what they got in each row is not known"
         return _Within(value, _implied(value, error, freedom, p_value), freedom, p_value, reason)
-    units = found.terms.shape[1]
     freedom = np.full(len(pairs), max(1.0, found.freedom))
     if found.reason:
-        return _Within(value, np.full(len(pairs), math.inf), freedom, np.ones(len(pairs)), found.reason)
-    error = found.terms.std(1, ddof=1) / math.sqrt(units)
+        return _unknown(value, freedom, found.reason)
     chance = _flips(differing)
     if found.is_mean:  # of few clients, the rows too; of five alone in place of their signs, which never say enough
         few = np.flatnonzero(found.differs.sum(1) <= _ENUMERATED)
         if len(few) and (rows := _weighted_rows(draw, [pairs[n] for n in few.tolist()])) is not None:
-            of_clients = chance[few] if units > MIN_CLIENTS else 0.0  # the signs of five clients are equal in 6 %
+            of_clients = chance[few] if found.terms.shape[1] > MIN_CLIENTS else 0.0  # signs of five: equal in 6 %
             chance[few] = np.maximum(of_clients, _flips(rows[0]))
+    return _of_terms(value, found.terms, freedom, chance)
+
+
+def _unknown(value: Array, freedom: Array, reason: str) -> _Within:
+    return _Within(value, np.full(len(value), math.inf), freedom, np.ones(len(value)), reason)
+
+
+def _of_terms(value: Array, terms: Array, freedom: Array, chance: Array) -> _Within:
+    """By Student's t of the terms (pairs, units), and by the p of `chance`."""
+    error = terms.std(1, ddof=1) / math.sqrt(terms.shape[1])
     p_value = np.where(np.isfinite(value), np.maximum(_student(value, error, freedom), chance), 1.0)
     return _Within(value, _implied(value, error, freedom, p_value), freedom, p_value)
+
+
+def _summary(value: Array, error: Array, freedom: float) -> _Within:
+    """By Student's t, and at least by what as many equal signs as there are clients say."""
+    every = np.full(len(value), float(freedom))
+    p_value = np.maximum(_student(value, error, every), 2.0**-freedom)
+    reason = "" if np.isfinite(error).all() else "no counts of clients"
+    return _Within(value, _implied(value, error, every, p_value), every, p_value, reason)
 
 
 def _weighted_rows(draw: Draw, pairs: Sequence[tuple[str, str]]) -> tuple[Array, Array] | None:
@@ -264,7 +334,8 @@ def _implied(value: Array, error: Array, freedom: Array, p_value: Array) -> Arra
     """The standard error, at least that with which Student's t has this p, so that the interval agrees with it."""
     from scipy.special import stdtrit
 
-    return np.maximum(error, np.abs(value) / -stdtrit(freedom, np.clip(p_value, 1e-15, 0.5) / 2))
+    implied = np.abs(value) / -stdtrit(freedom, np.clip(p_value, _TINY, 0.5) / 2)
+    return np.maximum(error, np.where(p_value > _TINY, implied, 0))
 
 
 def _interval(value: Array, error: Array, freedom: Array, level: float) -> tuple[Array, Array]:

@@ -1,10 +1,11 @@
 """The comparison as Markdown and CSV."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtilt.evaluation.over_seeds import SeedValues
-from fedtilt.evaluation.statistics import PairedDifference
+from fedtilt.evaluation.verdicts import Verdict
 from fedtilt.report import compare, summary
 from fedtilt.report.notes import notes
 from fedtilt.report.run_reader import Run
@@ -70,16 +71,15 @@ def format_difference(values: SeedValues, published: float) -> str:
     return f"{values.mean - published:+.2f}".replace("-", "−")
 
 
-def format_interval(difference: PairedDifference) -> str:
-    """A mean difference and its interval, if there is one.
+def format_interval(verdict: Verdict) -> str:
+    """A difference and its interval, if there is one.
 
-    >>> from fedtilt.evaluation.statistics import mean_difference
-    >>> format_interval(mean_difference((1.0, 2.0, 3.0))), format_interval(mean_difference((1.0,)))
+    >>> format_interval(Verdict(2.0, -0.48, 4.48, 0.07)), format_interval(Verdict(1.0, -math.inf, math.inf, 1.0))
     ('+2.00 (−0.48 to +4.48)', '+1.00')
     """
-    text = f"{difference.mean:+.2f}"
-    if difference.pairs > 1:
-        text += f" ({difference.low:+.2f} to {difference.high:+.2f})"
+    text = f"{verdict.difference:+.2f}"
+    if math.isfinite(verdict.low):
+        text += f" ({verdict.low:+.2f} to {verdict.high:+.2f})"
     return text.replace("-", "−")
 
 
