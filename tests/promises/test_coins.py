@@ -10,7 +10,7 @@ import fedtilt as ft
 from fedtilt.errors import InputWarning
 from fedtilt.methods import PRESETS
 from reproduction.experiments.splits import coins
-from tests.promises.promise import Row
+from tests.promises.promise import Row, measured
 
 _GIVEN = {"fedtilt": {"tau": 0.5, "lam": -1.0}, "term": {"t": 1.0}}
 METHODS = [
@@ -18,37 +18,39 @@ METHODS = [
     for name, preset in PRESETS.items()
     if (made := preset(**_GIVEN.get(name, {}))).has_personal or made.local_names
 ]
-ROWS = (8, 32, 128)
+ROWS = (128, 32, 8)
+CLIENTS = 20
 PROMISE = "coins: accuracy of the personal methods less 50 points"
 
 
-def accuracies(rows: int, draws: int, split: str = "random", clients: int = 20) -> np.ndarray:
+def accuracies(rows: int, draws: int, split: str = "random", first: int = 0) -> np.ndarray:
     """The accuracy of every personal method on draws of coins through the library's own split, (draws, methods)."""
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InputWarning)  # about small clients
-        for seed in range(draws):
-            federation = coins(clients=clients, columns=3, rows=rows, split=split, seed=seed)
+        for seed in range(first, first + draws):
+            federation = coins(clients=CLIENTS, columns=3, rows=rows, split=split, seed=seed)
             result = ft.run(
                 METHODS, federation, partial(ft.models.mlp, hidden=(8,)), rounds=2, participation=1.0, epochs=5,
-                batch_size=8, lr=0.1, seed=seed, workers=0, eval_every=2,
+                batch_size=max(8, rows // 4), lr=0.1, seed=seed, workers=0, eval_every=2,
             )  # fmt: skip
             found.append([result[method.name].accuracy for method in METHODS])
     return np.array(found)
 
 
-def measure(draws: int) -> list[Row]:
-    """A row per number of coins and method; the methods of one draw see the same coins."""
+def simulate(count: int, draws: int, first: int = 0) -> list[Row]:
+    """A row per method, which all see the same coins."""
     rows = []
-    for count in ROWS:
-        found = accuracies(count, max(10, draws // 10))
-        for method, values in zip(METHODS, found.T, strict=True):
-            error = float(values.std(ddof=1) / np.sqrt(len(values)))
-            gap = float(values.mean()) - 50
-            rows.append(
-                Row(PROMISE, f"{method.name}, {count} rows", "≤ 0 points", abs(gap), error, abs(gap) <= 2 * error)
-            )
+    for method, values in zip(METHODS, accuracies(count, max(8, draws // 12), first=first).T, strict=True):
+        error, gap = float(values.std(ddof=1) / np.sqrt(len(values))), abs(float(values.mean()) - 50)
+        cell = f"{method.name}, {CLIENTS} clients × {count} rows"
+        rows.append(Row(PROMISE, cell, "≤ 0 points", gap, error, gap <= 2 * error))
     return rows
+
+
+def measure(draws: int, workers: int = 1) -> list[Row]:
+    """Every cell."""
+    return measured([partial(simulate, count) for count in ROWS], draws, workers)
 
 
 def test_every_method_with_models_of_clients_is_here() -> None:

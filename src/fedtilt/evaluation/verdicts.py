@@ -303,23 +303,26 @@ def _test_rows(draw: Draw, pairs: Sequence[tuple[str, str]], value: Array) -> tu
 
 
 def _test_counts(draw: Draw, pairs: Sequence[tuple[str, str]], value: Array) -> tuple[Array, Array, Array]:
-    """The same from counts alone, as if other rows were behind those of each method, which is never too certain."""
+    """The same from counts alone, as if each method was wrong where the other is right: as far apart as is possible."""
     total = draw.total.sum(1)
     samples = total[total > 0]
     sums = {name: draw.sums[name].sum(1)[total > 0] for pair in pairs for name in pair}
+    step = 0.0
     if scores_of(next(iter(sums.values())))[0] is ACCURACY:
         shares = {name: (right + 1) / (samples + 2) for name, right in sums.items()}  # neither 0 nor 1
         variances = {name: 1e4 * share * (1 - share) / samples for name, share in shares.items()}
         discordant = [float((sums[a] - sums[b]).abs().sum()) for a, b in pairs]  # at least
+        step = 100 / float(samples.sum())  # half of what one row more changes, which is continuous otherwise
     else:
         variances, discordant = (
             {n: sampling_variances(each, samples) for n, each in sums.items()},
             [float(samples.sum())] * len(pairs),
         )
-    error = np.array([float((variances[a] + variances[b]).sum().sqrt()) for a, b in pairs]) / len(samples)
+    both = [variances[a].sqrt() + variances[b].sqrt() for a, b in pairs]
+    error = np.array([float(each.square().sum().sqrt()) for each in both]) / len(samples)
     error, freedom = np.nan_to_num(error, nan=math.inf), np.full(len(pairs), _NORMAL)
     least = np.minimum(1, 2.0 ** (1 - np.array(discordant)))
-    return error, freedom, np.maximum(_student(value, error, freedom), least)
+    return error, freedom, np.maximum(_student(np.maximum(0, np.abs(value) - step), error, freedom), least)
 
 
 def _student(value: Array, error: Array, freedom: Array) -> Array:

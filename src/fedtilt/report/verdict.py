@@ -116,16 +116,24 @@ def _change(run: Run, method: str, gap: Verdict, key: str | None = None) -> str:
 
 
 def _difference(run: Run, ours: str, theirs: str, asked: int = 0, key: str | None = None) -> Verdict:
-    """Ours against theirs, corrected by Bonferroni for as many pairs: ours was chosen among all methods."""
+    """Ours against theirs, where ours was chosen among all methods, or among as many pairs."""
     draws = [
         _draw(by_name, (ours, theirs), seed_run)
         for by_name, seed_run in zip(run.predictions, run.compared, strict=True)
     ]
-    lead, pairs = lead_metric(run), asked or len(run.methods)
-    (found,) = compare(
-        draws, key or lead.key, [(ours, theirs)], higher_is_better=lead.higher_is_better, confidence=1 - LEVEL / pairs
+    lead, among = lead_metric(run), asked or len(run.methods)
+    return against_chosen(
+        draws, key or lead.key, ours, theirs, chosen_among=among, higher_is_better=lead.higher_is_better
     )
-    return found._replace(p_value=min(1.0, pairs * found.p_value))
+
+
+def against_chosen(
+    draws: Sequence[Draw], key: str, ours: str, theirs: str, *, chosen_among: int, higher_is_better: bool
+) -> Verdict:
+    """Ours, which was chosen among so many pairs on these rows, against theirs; corrected by Bonferroni."""
+    confidence = 1 - LEVEL / chosen_among
+    (found,) = compare(draws, key, [(ours, theirs)], higher_is_better=higher_is_better, confidence=confidence)
+    return found._replace(p_value=min(1.0, chosen_among * found.p_value))
 
 
 def _draw(stored: Mapping[str, Predictions], names: Sequence[str], seed_run: SeedRun) -> Draw:
