@@ -112,8 +112,8 @@ def _paper_tilts(check: Mapping[str, Any], comparisons: Comparisons, _: Comparis
             notes.append(f"{where}: {len(winners)} of {len(others)} other settings are {winning}, such as {winners[0]}")
         elif decided:
             notes.append(f"{where}: {decided.count('worse')} of {len(decided)} other settings are worse")
-    what = f"At most {_CHANCE:.1%} of the other settings of our grid are better in accuracy than the paper’s, most are worse"
-    what = what.replace("%", " %")
+    share = f"{_CHANCE:.1%}".replace("%", " %")
+    what = f"At most {share} of the other settings of our grid are better in accuracy than the paper’s, most are worse"
     holds, numbers = _count(outcomes, what)
     return holds, " ".join([numbers, *(f"{note}." for note in notes)])
 

@@ -187,8 +187,8 @@ def test_units_that_are_not_clients() -> None:
 
 
 def test_there_is_no_other_way_to_a_verdict() -> None:
-    names = re.compile(r"\b(wilcoxon|friedmanchisquare|studentized_range|ttest_\w+|mannwhitneyu|mcnemar|binomtest)\b")
+    pattern = re.compile(r"\b(wilcoxon|friedmanchisquare|studentized_range|ttest_\w+|mannwhitneyu|mcnemar|binomtest)\b")
     for folder in ("src", "reproduction"):
         for path in (ROOT / folder).rglob("*.py"):
-            found = names.search(path.read_text("utf-8"))
+            found = pattern.search(path.read_text("utf-8"))
             assert found is None, f"{path} uses {found and found[0]}"
