@@ -235,7 +235,7 @@ def measure(draws: int, workers: int = 1) -> list[Row]:
 
 @pytest.mark.parametrize("cell", [Cell(2, 1, 13), Cell(5, 2, 13), Cell(3, 3, 3)], ids=str)
 def test_equal_methods_are_not_told_apart(cell: Cell) -> None:
-    assert all(row.kept for row in measure_best(cell, 100))
+    assert all(row.kept for row in measure_best(cell, 60))
 
 
 def test_a_better_method_is_found_alone() -> None:
@@ -244,8 +244,8 @@ def test_a_better_method_is_found_alone() -> None:
 
 @pytest.mark.parametrize("cell", [Cell(2, 1, 8, 8), Cell(2, 1, 60, 8, 0.48, 5.0), Cell(2, 3, 13, 3)], ids=str)
 def test_equal_methods_are_equal_in_every_metric(cell: Cell) -> None:
-    rows = measure_metrics(cell, 300)
-    assert all(row.margin > -2 for row in rows), rows  # of so many metrics, one is beyond two standard errors
+    rows = measure_metrics(cell, 200)
+    assert all(row.margin > -2.5 for row in rows), rows  # of so many metrics, one is beyond two standard errors
 
 
 def test_equal_methods_are_equal_in_errors_rankings_and_counts() -> None:

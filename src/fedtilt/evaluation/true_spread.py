@@ -14,10 +14,10 @@ the true scores and S² the variance of one row over all clients, m (1 − m) of
 * **Estimate.** The variance of the a_i less (1 − 1/N) · the mean of unbiased variances by chance: a_i (1 − a_i) /
   (n_i − 1) for random rows, the same by client and class where shares are fixed. It is unbiased for these N clients (J.
   C. Kleinman, JASA 68, 1973); the root is of at least 0.
-* **Clients.** Shrunk by t / V_i(t) towards ā (empirical Bayes; C. N. Morris, JASA 78, 1983), averaged over t by the
-  restricted likelihood of V_i(t) (where shares are fixed, evenly over the interval), with the
-  uncertainty of ā. A client's random rows have the variance p (1 − p) of its own accuracy;
-  ends are quantiles of a beta distribution (accuracy) or Student's t with these moments.
+* **Clients.** Shrunk by w = t / V_i(t) towards ā (empirical Bayes; C. N. Morris, JASA 78, 1983), averaged over t by the
+  restricted likelihood of V_i(t), with the uncertainty of ā. A client's random rows have the variance p (1 − p) of its
+  own accuracy; ends are quantiles of a beta distribution (accuracy) or Student's t with these moments. Where shares are
+  fixed, t is averaged evenly over the interval, and the variance of an interval is wider by 2 w (1 − w).
 
 NaN is unknown, and `reason` says why.
 """
@@ -221,18 +221,25 @@ def _true_values(chance: _Chance, confidence: float, is_accuracy: bool, fixed_sh
     found = np.average(means, 0, likelihood)
     variance = np.average(weight * of_rows + of_mean + (means - found) ** 2, 0, likelihood)
     centre, levels = found.mean(), (1 + np.array([[-1], [1]]) * confidence) / 2
+    # clients of one class are no normal sample, and shrunk too far: their intervals are wider
+    wider = 1 + 2 * np.average(weight * (1 - weight), 0, likelihood) if fixed_shares else 1.0
     if is_accuracy:
-        spread = np.minimum(variance / 1e4, 1 / 12)
-        share = (found / 100).clip(np.sqrt(spread / 2), 1 - np.sqrt(spread / 2))  # no peak at 0 or 100 beside the other
-        size = share * (1 - share) / spread - 1
-        a, b = share * size, (1 - share) * size
-        ends, below = 100 * betaincinv(a, b, levels), betainc(a, b, centre / 100)
+        ends = 100 * betaincinv(*_beta(found / 100, wider * variance / 1e4), levels)
+        below = betainc(*_beta(found / 100, variance / 1e4), centre / 100)
         doubt = np.where(found < centre, 1 - below, below)
     else:
         std = np.sqrt(variance)
         ends = found + stdtrit(chance.freedom, levels) * std
         doubt = stdtr(chance.freedom, -np.abs(found - centre) / std)
     return np.stack([found, np.minimum(ends[0], found), np.maximum(ends[1], found), doubt])
+
+
+def _beta(share: Array, variance: Array) -> tuple[Array, Array]:
+    """The parameters of beta distributions with these moments, without a peak at 0 or 1 beside the other."""
+    variance = np.minimum(variance, 1 / 12)
+    share = share.clip(np.sqrt(variance / 2), 1 - np.sqrt(variance / 2))
+    size = share * (1 - share) / variance - 1
+    return share * size, (1 - share) * size
 
 
 def knows_variances(sums: Tensor, total: Tensor, *, fixed_shares: bool = False) -> bool:

@@ -9,6 +9,7 @@
   to 12 are enumerated; more are as in a t test of them alone. (R. A. Fisher, The design of experiments, 1935.)
 
 Among fewer than five clients, the clients are fixed, and only their rows are tested.
+Of exactly five, the verdict says no more than that about others: their signs are equal in 6 % by chance.
 
 **Seeds that divide the same data again are no sample**: they share rows, and a test over them is wrong more often than
 it says. Their p is twice the median of theirs, at most 1, which holds however they depend, and the interval is that of
