@@ -102,9 +102,10 @@ def test_the_end_prints_the_metrics_and_the_worst_site_and_class(cluster: FakeCl
         samples[row["class"]] += row["samples"]
     class_accuracy = {name: 100 * correct[name] / samples[name] for name in samples}
     label = min(class_accuracy, key=class_accuracy.__getitem__)
-    # the sites differ by chance alone
-    assert re.fullmatch(rf"fails most   class {label}: \d+ % \(\d+ to \d+\)", out[1])
-    assert re.fullmatch(r"certificate  With 95 % .* below \d+ %, and none of its classes below \d+ %.*\.", out[2])
+    fails = [line for line in out if line.startswith("fails most")]  # the sites differ by chance alone, a class may not
+    assert all(re.fullmatch(rf"fails most   class {label}: \d+ % \(\d+ to \d+\)", line) for line in fails)
+    certificate = r"certificate  With 95 % .* below \d+ %, and none of its classes below \d+ %.*\."
+    assert re.fullmatch(certificate, out[1 + len(fails)])
     assert [line.split()[-1] for line in out if line.startswith("site report")] == [
         f"{cluster.home}/site-{n}/state/hospital/ditto/seed-0/site-{n:05d}/report.txt" for n in (0, 1)
     ]

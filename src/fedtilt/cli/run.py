@@ -110,7 +110,8 @@ def print_run(console: Console, folder: Path, trained: object, seconds: float) -
     run = read_run(folder)
     data, comma, rest = facts(run).partition(",")
     console.print(f"\n[bold]{escape(data)}[/]{escape(comma + rest)} [dim]({seconds:.1f} s)[/]")
-    print_lines(console, headline(run))
+    if len(run.methods) > 1:
+        console.print(escape(headline(run)))
     console.print(comparison_table(run, console.width))
     if sentences := [*verdict(run), *thresholds(run)]:
         print_lines(console, *sentences, "")

@@ -61,6 +61,12 @@ class Draw:
     total: Tensor  # (clients, groups) rows
     rows: Callable[[str], Rows | None] = lambda method: None  # read where a verdict needs them; None: not at hand
     new_data: bool = False  # whether another seed draws new data, rather than divides the same rows again
+    # what chance adds to the variance of each client's score, by method; None: the rows are random
+    chance: Callable[[str], Tensor] | None = None
+
+    def chance_of(self, method: str) -> Tensor:
+        """What chance adds to the variance of each client's score, (clients,); NaN: unknown, or no rows."""
+        return client_variances(self.sums[method], self.total) if self.chance is None else self.chance(method)
 
 
 class Differences(NamedTuple):
@@ -131,7 +137,8 @@ def _of_clients(draw: Draw, key: str, methods: Sequence[str]) -> _Pairs | str:
     if what == "client_data_fairness_std":
         return _stds(values(spread_in_clients))
     if what == BEYOND_CHANCE:
-        return _stds(values(client_scores), np.stack([client_variances(found, total).numpy() for found in sums]))
+        chance = torch.stack([draw.chance_of(name) for name in methods])[:, total.sum(1) > 0]
+        return "what chance adds is not known" if chance.isnan().any() else _stds(values(client_scores), chance.numpy())
     return _tails(values(client_scores), lowest=(what == "worst") == score.higher_is_better)
 
 

@@ -8,17 +8,18 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedtilt.data.groups import CLASS, in_words
 from fedtilt.data.targets import RANGE
 from fedtilt.errors import InputError
 from fedtilt.evaluation.client_differences import Draw, Rows
 from fedtilt.evaluation.decision_metrics import METRICS as DECISION
-from fedtilt.evaluation.metrics import BEYOND_CHANCE, Metrics
+from fedtilt.evaluation.metrics import BEYOND_CHANCE, GroupCounts, Metrics, counts_of_chance
 from fedtilt.evaluation.metrics_frame import with_targets
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.round_metrics import RoundMetrics
-from fedtilt.evaluation.scores import ACCURACY, SCORES, Score, others_of
+from fedtilt.evaluation.scores import ACCURACY, SCORES, Score, client_variances, others_of
 from fedtilt.evaluation.verdicts import best
 from fedtilt.evaluation.weighted_predictions import Weighted
 from fedtilt.report.run_reader import Run, SeedRun
@@ -223,9 +224,17 @@ def _draw(run: Run, number: int, view: str) -> Draw:
         stored = run.predictions[number] if view == "evaluated" else {}
         return Rows.of(stored[method]) if method in stored else None
 
+    def chance(method: str) -> Tensor:
+        if view == "evaluated":
+            return client_variances(*seed_run.of_chance(method), seed_run.fixed_shares)
+        table = GroupCounts(sums[method], seed_run.total)
+        return client_variances(
+            *counts_of_chance({seed_run.group: table}, seed_run.fixed_shares), seed_run.fixed_shares
+        )
+
     return Draw(
         sums={name: found[kept] for name, found in sums.items()}, total=seed_run.total[kept], rows=cache(rows),
-        new_data=seed_run.generated,
+        new_data=seed_run.generated, chance=lambda method: chance(method)[kept],
     )  # fmt: skip
 
 

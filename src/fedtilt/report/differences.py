@@ -80,6 +80,7 @@ def _both(first: Draw, second: Draw, methods: Sequence[str]) -> Draw:
         total=first.total,
         rows=lambda name: draws[int(name[0])].rows(name[2:]),
         new_data=first.new_data,
+        chance=lambda name: draws[int(name[0])].chance_of(name[2:]),
     )
 
 

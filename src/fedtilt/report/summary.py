@@ -100,7 +100,9 @@ def fairness_beyond_chance(run: Run) -> str:
 
 def _fairest(run: Run, methods: Sequence[str]) -> tuple[str, list[str]]:
     """The fairest of these methods beyond chance, and those that it is fairer than."""
-    metric = next(metric for metric in compare.metrics_of(run) if metric.key == BEYOND_CHANCE)
+    metric = next((metric for metric in compare.metrics_of(run) if metric.key == BEYOND_CHANCE), None)
+    if metric is None:  # such as of sites that withhold their counts by class
+        return "", []
     table = compare.comparison_table(run, "evaluated")
     names = compare.best_by({method: table[method] for method in methods}, metric, compare.draws_of(run))
     return names[0], [method for method in methods if method not in names]
