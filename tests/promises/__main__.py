@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import re
 import sys
 import time
 from pathlib import Path
@@ -37,7 +38,9 @@ def lines(rows: list[Row], *, every: bool) -> str:
             measured = f"{row.measured:.1f} ± {row.standard_error:.1f} {row.bar.split()[2]}"
             broken = sum(not cell.kept for cell in cells)
             kept = "yes" if not broken else f"**not in {broken}**"
-            cell = f"{row.cell}, {row.note}" if row.note else row.cell
+            cell = re.sub(
+                r"\b1 (client|method|row|sample)s", r"1 \1", f"{row.cell}, {row.note}" if row.note else row.cell
+            )
             found.append(f"| {promise} | {len(cells)} | {cell} | {row.bar} | {measured} | {kept} |")
     return "\n".join(found)
 

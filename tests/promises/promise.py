@@ -32,6 +32,11 @@ class Row(NamedTuple):
         sign, bar = (1 if self.bar.startswith("≥") else -1), float(self.bar.split()[1])
         return sign * (self.measured - bar) + 2 * self.standard_error
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether a test should fail: beyond three standard errors, because a grid has many cells at their bar."""
+        return self.margin < -self.standard_error
+
 
 Simulation = Callable[[int, int], Sequence[Row]]  # of how many draws, and the seed of the first
 
