@@ -112,11 +112,6 @@ def rare_metrics(run: Run) -> tuple[Metric, ...]:
     )
 
 
-def view_metrics(run: Run, view: str) -> tuple[Metric, ...]:
-    """The columns of the comparison of a view."""
-    return (rare_metrics(run) if view == "evaluated" else ()) + metrics_of(run)
-
-
 class View(NamedTuple):
     """Which models and clients a comparison covers."""
 
@@ -129,31 +124,23 @@ VIEWS = {
     "evaluated": View(
         "Evaluated models",
         "Methods with personal models are evaluated on them, other methods on the shared model; all clients.",
-        lambda summary: summary.evaluated,
+        lambda found: found.evaluated,
     ),
-    "shared": View(
-        "Shared models",
-        "The shared model on the test data of every client.",
-        lambda summary: summary.shared,
-    ),
+    "shared": View("Shared models", "The shared model on the test data of every client.", lambda found: found.shared),
     "personal": View(
         "Personal models",
         "The personal model of every client; a client that was never selected is evaluated on the shared model.",
-        lambda summary: summary.personal,
+        lambda found: found.personal,
     ),
     "ever_selected": View(
         "Selected clients",
         "Personal models, without the clients that were never selected.",
-        lambda summary: summary.ever_selected or (None if summary.never_selected else summary.personal),
+        lambda found: found.ever_selected or (None if found.never_selected else found.personal),
     ),
     "clean": View(
-        "Clean clients",
-        "The evaluated models, over the clients without outliers.",
-        lambda summary: summary.clean,
+        "Clean clients", "The evaluated models, over the clients without outliers.", lambda found: found.clean
     ),
 }
-
-
 Row = dict[str, SeedValues]  # by metric
 Published = Mapping[str, Mapping[str, float]]  # method → metric (as in results.json) → value
 
@@ -162,7 +149,7 @@ class Cell(NamedTuple):
     """A number of a comparison, on a page, in Markdown or on a terminal."""
 
     values: SeedValues
-    is_best: bool  # or not told apart from the best; of all methods, none is
+    is_best: bool = False  # or not told apart from the best; of all methods, none is
     published: float | None = None
     digits: int = 2
 
@@ -203,6 +190,31 @@ def comparison_tables(run: Run) -> dict[str, dict[str, Row]]:
     some_never_selected = any(s.last(method).ever_selected for s in run.compared for method in run.methods)
     views = [view for view in VIEWS if some_never_selected or view != "ever_selected"]
     return {view: table for view in views if (table := comparison_table(run, view))}
+
+
+class ViewTable(NamedTuple):
+    """The comparison of one view."""
+
+    key: str
+    view: View
+    metrics: tuple[Metric, ...]
+    rows: dict[str, list[Cell]]  # by method
+    baselines: dict[str, list[Cell | None]]  # by name, of the evaluated models; None: predictions are not stored
+
+
+def view_tables(run: Run, published: Published) -> list[ViewTable]:
+    """The comparison of every view, that of the evaluated models with the published numbers and the baselines."""
+    found, metrics = [], metrics_of(run)
+    for key, table in comparison_tables(run).items():
+        first = key == "evaluated"
+        columns = (*rare_metrics(run), *metrics) if first else metrics
+        rows = comparison_cells(table, columns, draws_of(run, key), published if first else None)
+        others = baseline_table(run) if first else {}
+        baselines = {
+            n: [Cell(r[m.key], digits=m.digits) if m.key in r else None for m in columns] for n, r in others.items()
+        }
+        found.append(ViewTable(key, VIEWS[key], columns, rows, baselines))
+    return found
 
 
 def draws_of(run: Run, view: str = "evaluated") -> list[Draw]:
@@ -289,6 +301,10 @@ class GroupTable(NamedTuple):
     rows: dict[str, Row]  # by method
     draws: list[Draw]
     worst: dict[str, str]  # method → its worst group; empty: seeds have no common groups
+
+    def cells(self, metrics: Sequence[Metric]) -> dict[str, list[Cell]]:
+        """The cells of these columns by method."""
+        return comparison_cells(self.rows, metrics, self.draws)
 
 
 def group_tables(run: Run) -> list[GroupTable]:
