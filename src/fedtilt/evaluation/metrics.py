@@ -1,7 +1,7 @@
 """Metrics of models: client fairness and client data fairness of scores, from sums per client and group."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, NamedTuple, Self
@@ -24,6 +24,7 @@ from fedtilt.evaluation.scores import (
 
 BEYOND_CHANCE = "client_fairness_beyond_chance"  # in files
 _CLIENT_DATA_FAIRNESS = "client_data_fairness_mean", "client_data_fairness_std"
+_CLIENT_SPREAD = "client_spread_mean", "client_spread_std"
 
 
 class GroupCounts(NamedTuple):
@@ -127,22 +128,18 @@ class Metrics:
             fairness += ", client data fairness {:.2f} / {:.2f}".format(*self.client_data_fairness)
         return f"{means}, {fairness}"
 
-    def main_by_name(self) -> dict[str, float]:
-        """The metrics of the main score under their names in tables and files."""
+    def by_name(self) -> dict[str, float]:
+        """Every metric under its name in tables and files."""
         found = {self.score: self.mean, "client_fairness": self.client_fairness}
         if self.client_data_fairness is not None:
             found |= zip(_CLIENT_DATA_FAIRNESS, self.client_data_fairness, strict=True)
         found |= {"worst": self.worst, "best": self.best, _extreme(self.score): self.worst_client}
-        return found if self.beyond_chance is None else found | {BEYOND_CHANCE: self.beyond_chance}
-
-    def by_name(self) -> dict[str, float]:
-        """Every metric under its name in tables and files."""
-        return _by_name(self, self.others)
+        found |= {} if self.beyond_chance is None else {BEYOND_CHANCE: self.beyond_chance}
+        return found | _of_others(self.others)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        others = {"others": [other.to_json() for other in self.others]} if self.others else {}
-        return self.main_by_name() | {"clients": self.clients} | others
+        return replace(self, others=()).by_name() | {"clients": self.clients} | _others_to_json(self.others)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -184,25 +181,16 @@ class GroupMetrics:
         choose = min if SCORES[self.score].higher_is_better else max
         return choose(self.values.items(), key=lambda item: item[1])
 
-    def main_by_name(self) -> dict[str, float]:
-        """The figures of the main score that have a name in files, without the scores of the groups."""
-        mean, std = self.client_spread
-        return {
-            "spread": self.spread,
-            "worst": self.worst[1],
-            "client_spread_mean": mean,
-            "client_spread_std": std,
-            "client_worst": self.client_worst,
-        }
-
     def by_name(self) -> dict[str, float]:
         """The figures that have a name in files, without the scores of the groups."""
-        return _by_name(self, self.others)
+        found = {"spread": self.spread, "worst": self.worst[1]}
+        found |= zip(_CLIENT_SPREAD, self.client_spread, strict=True)
+        return found | {"client_worst": self.client_worst} | _of_others(self.others)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        others = {"others": [other.to_json() for other in self.others]} if self.others else {}
-        return {self.score: dict(self.values)} | self.main_by_name() | others
+        figures = replace(self, others=()).by_name()
+        return {self.score: dict(self.values)} | figures | _others_to_json(self.others)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -211,10 +199,9 @@ class GroupMetrics:
         return cls(
             score=score,
             values=values[score],
-            spread=values["spread"],
-            client_spread=(values["client_spread_mean"], values["client_spread_std"]),
-            client_worst=values["client_worst"],
+            client_spread=itemgetter(*_CLIENT_SPREAD)(values),
             others=tuple(map(cls.from_json, values.get("others", ()))),
+            **{key: values[key] for key in ("spread", "client_worst")},
         )
 
 
@@ -223,12 +210,13 @@ def _extreme(score: str) -> str:
     return "minimum" if SCORES[score].higher_is_better else "maximum"
 
 
-def _by_name(main: Metrics | GroupMetrics, others: Iterable[Metrics | GroupMetrics]) -> dict[str, float]:
-    """The metrics of all scores; the names of those beside the main one begin with the score's."""
-    found = main.main_by_name()
-    for other in others:
-        found |= {k if k == other.score else f"{other.score}_{k}": value for k, value in other.main_by_name().items()}
-    return found
+def _of_others(others: Iterable[Metrics | GroupMetrics]) -> dict[str, float]:
+    """The metrics of the scores beside the main one; their names begin with the score's."""
+    return {k if k == o.score else f"{o.score}_{k}": value for o in others for k, value in o.by_name().items()}
+
+
+def _others_to_json(others: Sequence[Metrics | GroupMetrics]) -> dict[str, Any]:
+    return {"others": [other.to_json() for other in others]} if others else {}
 
 
 def compute_metrics(sums: Tensor, total: Tensor, chance: GroupCounts | None = None) -> Metrics:

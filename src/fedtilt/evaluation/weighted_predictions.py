@@ -101,6 +101,9 @@ class SampleSums:
         return SampleSums(self.sums[rows])
 
 
+Samples = PredictedClasses | PredictedNumbers | SampleSums
+
+
 class ClassCounts(NamedTuple):
     """Weights of samples of one class against all others, each (B,)."""
 
@@ -124,7 +127,7 @@ class Weighted:
     that of scores in bins, see `RANKS`.
     """
 
-    samples: Any  # PredictedClasses, PredictedNumbers or SampleSums
+    samples: Any  # `Samples`: each metric takes one kind
     weights: Array  # (B, S), or (B, units)
     units: Array | None = None  # (S,) the unit of each sample, such as its client; None: weights of samples
 
