@@ -235,11 +235,9 @@ def _lowest(correct: Tensor, total: Tensor, level: float) -> LowestBound:
     x, n = correct[present], total[present]
     fewest = int(n.min())
     return LowestBound(
-        bound=100 * lower_bound(x, n, level).min().item(),
-        observed=100 * (x.double() / n.double()).min().item(),
-        fewest_samples=fewest,
-        ceiling=100 * level ** (1 / fewest),
-    )
+        bound=100 * lower_bound(x, n, level).min().item(), observed=100 * (x.double() / n.double()).min().item(),
+        fewest_samples=fewest, ceiling=100 * level ** (1 / fewest),
+    )  # fmt: skip
 
 
 def _simultaneous(correct: Tensor, total: Tensor, alpha: float) -> Tensor:

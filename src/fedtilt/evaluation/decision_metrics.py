@@ -140,10 +140,8 @@ METRICS = {
     ),
     "balanced_accuracy": Metric("balanced accuracy", _balanced_accuracy, "no samples of the class, or of no other"),
     "precision": Metric(
-        "precision",
-        _over_classes(lambda counts: ratio(counts.hits, counts.predicted)),
-        "the class is never predicted",
-        proportion=_share(_positive, _predicted),
+        "precision", _over_classes(lambda counts: ratio(counts.hits, counts.predicted)),
+        "the class is never predicted", proportion=_share(_positive, _predicted),
     ),
     "recall": Metric("recall", _recall, "no samples of the class", proportion=_share(_predicted, _positive)),
     "f1": Metric(

@@ -147,14 +147,12 @@ class Metrics:
         score = main_score(values).name
         has_groups = _CLIENT_DATA_FAIRNESS[0] in values
         return cls(
-            score=score,
-            mean=values[score],
+            score=score, mean=values[score],
             client_data_fairness=itemgetter(*_CLIENT_DATA_FAIRNESS)(values) if has_groups else None,
-            worst_client=values[_extreme(score)],
-            beyond_chance=values.get(BEYOND_CHANCE),
+            worst_client=values[_extreme(score)], beyond_chance=values.get(BEYOND_CHANCE),
             others=tuple(map(cls.from_json, values.get("others", ()))),
             **{key: values[key] for key in ("client_fairness", "worst", "best", "clients")},
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,12 +195,10 @@ class GroupMetrics:
         """From JSON values."""
         score = main_score(values).name
         return cls(
-            score=score,
-            values=values[score],
-            client_spread=itemgetter(*_CLIENT_SPREAD)(values),
+            score=score, values=values[score], client_spread=itemgetter(*_CLIENT_SPREAD)(values),
             others=tuple(map(cls.from_json, values.get("others", ()))),
             **{key: values[key] for key in ("spread", "client_worst")},
-        )
+        )  # fmt: skip
 
 
 def _extreme(score: str) -> str:
@@ -256,15 +252,11 @@ def _metrics_of(score: Score, sums: Tensor, total: Tensor) -> Metrics:
     ordered = values.sort(descending=not score.higher_is_better).values  # the worst first
     tenth = math.ceil(len(ordered) / 10)
     return Metrics(
-        score=score.name,
-        mean=values.mean().item(),
-        client_fairness=values.std(correction=0).item(),
+        score=score.name, mean=values.mean().item(), client_fairness=values.std(correction=0).item(),
         client_data_fairness=(spread.mean().item(), spread.std(correction=0).item()) if total.shape[1] > 1 else None,
-        worst=ordered[:tenth].mean().item(),
-        best=ordered[-tenth:].mean().item(),
-        worst_client=ordered[0].item(),
+        worst=ordered[:tenth].mean().item(), best=ordered[-tenth:].mean().item(), worst_client=ordered[0].item(),
         clients=len(ordered),
-    )
+    )  # fmt: skip
 
 
 def compute_group_metrics(counts: GroupCounts, names: tuple[str, ...]) -> GroupMetrics:

@@ -31,13 +31,11 @@ class Result(Mapping[str, MethodResult]):
     """The results of a run by method name."""
 
     def __init__(
-        self,
-        methods: Mapping[str, MethodResult],
-        federation: Federation | None = None,
+        self, methods: Mapping[str, MethodResult], federation: Federation | None = None,
         plot: "Callable[[Result], Any] | None" = None,
         export: Callable[[Path, str | None, int | str | None, bool], None] | None = None,
         baselines: Baselines | Callable[[], Baselines] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._methods = dict(methods)
         self._federation = federation  # None: the data is not on this machine
         self._plot = plot

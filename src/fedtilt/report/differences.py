@@ -77,10 +77,8 @@ def _both(first: Draw, second: Draw, methods: Sequence[str]) -> Draw:
     draws = (first, second)
     return Draw(
         sums={f"{number} {name}": draws[number].sums[name] for name in methods for number in (0, 1)},
-        total=first.total,
-        rows=lambda name: draws[int(name[0])].rows(name[2:]),
-        new_data=first.new_data,
-    )
+        total=first.total, rows=lambda name: draws[int(name[0])].rows(name[2:]), new_data=first.new_data,
+    )  # fmt: skip
 
 
 def _compare(draws: Sequence[Draw], metric: Metric, methods: Sequence[str]) -> dict[str, Verdict | None]:

@@ -202,15 +202,11 @@ def read_run(folder: Path) -> Run:
         with interpreting(backend):
             environment |= read_json(backend)
     return Run(
-        folder=folder,
-        name=folder.resolve().name,
-        started=format_time(record["started"]),
-        environment=environment,
+        folder=folder, name=folder.resolve().name, started=format_time(record["started"]), environment=environment,
         fingerprint=fingerprints[seed_runs[0].seed],
-        spec=read_toml(folder / "spec.toml") if (folder / "spec.toml").exists() else None,
-        seeds=tuple(seed_folders),
+        spec=read_toml(folder / "spec.toml") if (folder / "spec.toml").exists() else None, seeds=tuple(seed_folders),
         seed_runs=tuple(seed_runs),
-    )
+    )  # fmt: skip
 
 
 def _read_seed(folder: Path, seed: int, fingerprint: Mapping[str, Any]) -> SeedRun | None:
