@@ -133,7 +133,8 @@ def estimate(
     if rows is not None:
         samples, clients = samples.take(rows), clients[rows]
     count, few_clients = len(clients), len(np.unique(clients)) < MIN_CLIENTS
-    undefined = {name: _undefined(name, samples, count) for name in metrics}
+    needs = {name: METRICS[name].needs_positive and samples.positive is None for name in metrics}
+    undefined = {n: NO_SAMPLES if not count else "about one class only" if needs[n] else "" for n in metrics}
     defined = [name for name in metrics if not undefined[name]]
     whole = Weighted(samples, np.ones((1, count)))
     values = {name: float(METRICS[name].values(whole)[0]) for name in defined}
@@ -167,12 +168,6 @@ def estimate(
     return estimates
 
 
-def _undefined(name: str, samples: Samples, count: int) -> str:
-    if not count:
-        return NO_SAMPLES
-    return "about one class only" if METRICS[name].needs_positive and samples.positive is None else ""
-
-
 def bootstrap(
     samples: Samples, clients: Array, metrics: Sequence[str], resamples: int, key: int, rows: Array | None = None
 ) -> Bootstrap:
@@ -189,12 +184,11 @@ def bootstrap(
     rows = np.ones(len(client), dtype=bool) if rows is None else rows
     rng = seeds.generator(seeds.key(0, "bootstrap of metrics", client=key))
     is_large = len(client) > LARGE
+    kind, unit, stratum = "samples", np.arange(len(client)), client
     if len(numbers) >= MIN_CLIENTS:
         kind, unit, stratum = "clients", client, np.zeros(len(numbers), dtype=int)
     elif is_large:
         kind, (unit, stratum) = "blocks of samples", _blocks(client, rng)
-    else:
-        kind, unit, stratum = "samples", np.arange(len(client)), client
     unit = unit[rows]
     values: dict[str, list[Array]] = {name: [] for name in metrics}
     at_once = max(1, _CHUNK // (len(stratum) if is_large else len(client)))

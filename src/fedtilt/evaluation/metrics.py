@@ -223,16 +223,11 @@ def compute_metrics(sums: Tensor, total: Tensor, chance: GroupCounts | None = No
     >>> m.accuracy, m.client_fairness, m.client_data_fairness
     (85.0, 15.0, (10.0, 10.0))
 
-    Args:
-        sums: of the scores, by client and group
-        total: samples
-        chance: see `counts_of_chance`; None: test data was drawn at random
+    `chance` are the counts of `counts_of_chance`; None: test data was drawn at random.
     """
     if total.dim() != 2 or sums.shape[:2] != total.shape or sums.dim() != 2 + sums.is_floating_point():
-        raise InputError(
-            "counts must be two tables of one shape (clients, groups), "
-            f"got {tuple(sums.shape)} and {tuple(total.shape)}"
-        )
+        shapes = f"{tuple(sums.shape)} and {tuple(total.shape)}"
+        raise InputError(f"counts must be two tables of one shape (clients, groups), got {shapes}")
     main, *others = scores_of(sums)
     if (sums < 0).any() or (main is ACCURACY and (sums > total).any()):
         raise InputError("a client has more correct predictions than samples in a class, or a negative count")

@@ -81,9 +81,8 @@ class Result(Mapping[str, MethodResult]):
             force: whether to replace existing files
         """
         if method is None and len(self) > 1:
-            raise InputError(
-                f"the run has the methods {', '.join(self)}; choose one, such as method={next(iter(self))!r}"
-            )
+            first = next(iter(self))
+            raise InputError(f"the run has the methods {', '.join(self)}; choose one, such as method={first!r}")
         if self._export is None:
             raise InputError("this result has no models; use fedtilt export and the run folder")
         self._export(Path(path), method or next(iter(self)), client, force)
@@ -226,14 +225,9 @@ class Result(Mapping[str, MethodResult]):
             codes = dict(zip(names, present.nonzero().T.tolist(), strict=True))
             values = {"correct": sums} if scores[0] is ACCURACY else {}
             values |= {"samples": total} | {score.name: score.values(sums, total) for score in scores} | estimates
-            frames.append(
-                pandas.DataFrame(
-                    {"method": name}
-                    | codes
-                    | {f"{key}_name": [names[key][i] for i in numbers] for key, numbers in codes.items()}
-                    | {key: column[present].tolist() for key, column in values.items()}
-                )
-            )
+            columns = codes | {f"{key}_name": [names[key][i] for i in numbers] for key, numbers in codes.items()}
+            columns |= {key: column[present].tolist() for key, column in values.items()}
+            frames.append(pandas.DataFrame({"method": name} | columns))
         frame = pandas.concat(frames, ignore_index=True)
         return self._with_gains(frame) if by == CLIENT and isinstance(self._baselines, Mapping) else frame
 

@@ -91,9 +91,8 @@ def metrics_by_method(
     """`round_metrics` of every method; empty if the round was not evaluated."""
     if counts is None or total is None:
         return {}
+    success = {name: attack_success.get(name) for name in counts}
     return {
-        name: round_metrics(
-            found, total, has_outliers, groups, privacy=privacy, attack_success=attack_success.get(name)
-        )
+        name: round_metrics(found, total, has_outliers, groups, privacy=privacy, attack_success=success[name])
         for name, found in counts.items()
     }
