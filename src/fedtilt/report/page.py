@@ -23,6 +23,9 @@ from fedtilt.report.verdict import thresholds, verdict
 from fedtilt.storage.predictions import declared_sets
 from fedtilt.version import __version__
 
+_COVERAGE, _BAD_SHARE = 0.9, 0.1  # of prediction sets
+_MAX_METHODS_WITH_SETS = 4
+
 
 def build_page(runs: Sequence[Run], published: Sequence[compare.Published], folder: Path) -> str:
     """The whole page, a section per run with its published numbers; links are relative to the folder of the page."""
@@ -109,12 +112,6 @@ def _settings(run: Run) -> dict[str, str]:
         again = shlex.quote(f"runs/{run.name}-again")
         commands = f"fedtilt run {shlex.quote(str(run.folder / 'spec.toml'))} --out {again}\nfedtilt report {again}"
     return {"settings_name": "spec.toml", "settings": run.spec, "commands": commands}
-
-
-# -- prediction sets --------------------------------------------------------------------------------------------------
-
-_COVERAGE, _BAD_SHARE = 0.9, 0.1
-_MAX_METHODS_WITH_SETS = 4
 
 
 def prediction_sets(run: Run) -> dict[str, PredictionSets]:

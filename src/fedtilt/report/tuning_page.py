@@ -32,9 +32,8 @@ def build_tuning_page(folder: Path) -> str:
     """The page about the search in a folder."""
     path = folder / "results.json"
     if not path.exists():
-        raise InputError(
-            f"{folder} is a search that has not ended; continue with: fedtilt resume {shlex.quote(str(folder))}"
-        )
+        command = f"fedtilt resume {shlex.quote(str(folder))}"
+        raise InputError(f"{folder} is a search that has not ended; continue with: {command}")
     with interpreting(path):
         tuning = read_json(path)["tuning"]
         main = html.render("tuning.html.j2", **_values(folder, tuning))
@@ -74,9 +73,8 @@ def _values(folder: Path, tuning: Mapping[str, Any]) -> dict[str, Any]:
 
 def _row(name: str, row: Mapping[str, Any], tuning: Mapping[str, Any]) -> dict[str, Any]:
     best = name == _recommended(tuning)
-    marks = ["yours"] * (name == tuning["method"]) + ["recommended"] * best
-    marks += ["Pareto front"] * (name in tuning["pareto_front"])
-    return {**row, "marks": ", ".join(marks), "best": best}
+    marks = {"yours": name == tuning["method"], "recommended": best, "Pareto front": name in tuning["pareto_front"]}
+    return {**row, "marks": ", ".join(mark for mark, applies in marks.items() if applies), "best": best}
 
 
 def _recommended(tuning: Mapping[str, Any]) -> str:
