@@ -10,17 +10,8 @@ from torch import Tensor
 
 from fedtilt.data.groups import CLASS
 from fedtilt.errors import InputError
-from fedtilt.evaluation.scores import (
-    ACCURACY,
-    SCORES,
-    Score,
-    client_scores,
-    client_variances,
-    main_score,
-    scores_of,
-    spread_in_clients,
-    variance_beyond_chance,
-)
+from fedtilt.evaluation import scores
+from fedtilt.evaluation.scores import ACCURACY, SCORES, Score, client_scores, client_variances, scores_of
 
 BEYOND_CHANCE = "client_fairness_beyond_chance"  # in files
 _CLIENT_DATA_FAIRNESS = "client_data_fairness_mean", "client_data_fairness_std"
@@ -144,7 +135,7 @@ class Metrics:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """From JSON values."""
-        score = main_score(values).name
+        score = scores.main_score(values).name
         has_groups = _CLIENT_DATA_FAIRNESS[0] in values
         return cls(
             score=score, mean=values[score],
@@ -193,7 +184,7 @@ class GroupMetrics:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """From JSON values."""
-        score = main_score(values).name
+        score = scores.main_score(values).name
         return cls(
             score=score, values=values[score], client_spread=itemgetter(*_CLIENT_SPREAD)(values),
             others=tuple(map(cls.from_json, values.get("others", ()))),
@@ -234,7 +225,7 @@ def compute_metrics(sums: Tensor, total: Tensor, chance: GroupCounts | None = No
     if not total.any():
         raise InputError("no client has any test data to evaluate on")
     variances = client_variances(sums, total) if chance is None else client_variances(*chance, fixed_shares=True)
-    variance = variance_beyond_chance(client_scores(sums, total), variances[total.sum(1) > 0])
+    variance = scores.variance_beyond_chance(client_scores(sums, total), variances[total.sum(1) > 0])
     return replace(
         _metrics_of(main, sums, total),
         beyond_chance=None if variance.isnan() else variance.clamp(min=0).sqrt().item(),
@@ -243,7 +234,7 @@ def compute_metrics(sums: Tensor, total: Tensor, chance: GroupCounts | None = No
 
 
 def _metrics_of(score: Score, sums: Tensor, total: Tensor) -> Metrics:
-    values, spread = client_scores(sums, total, score), spread_in_clients(sums, total, score)
+    values, spread = client_scores(sums, total, score), scores.spread_in_clients(sums, total, score)
     ordered = values.sort(descending=not score.higher_is_better).values  # the worst first
     tenth = math.ceil(len(ordered) / 10)
     return Metrics(
@@ -270,7 +261,7 @@ def compute_group_metrics(counts: GroupCounts, names: tuple[str, ...]) -> GroupM
 def _group_metrics_of(score: Score, sums: Tensor, total: Tensor, names: tuple[str, ...]) -> GroupMetrics:
     pooled = score.values(sums.sum(0), total.sum(0))
     present = total.sum(0) > 0
-    spread = spread_in_clients(sums, total, score)
+    spread = scores.spread_in_clients(sums, total, score)
     worst = score.worst(score.values(sums, total), 1)[total.sum(1) > 0]
     return GroupMetrics(
         score=score.name,

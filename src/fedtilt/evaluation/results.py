@@ -132,11 +132,8 @@ class Result(Mapping[str, MethodResult]):
         known = {**self._methods, **self.baselines}
         if against not in known:
             raise InputError(f"against = {against!r} is not in this result; choose one of {', '.join(known)}")
-        theirs = known[against].predictions
-        return {
-            name: client_gains(result.predictions, theirs, against, confidence)
-            for name, result in self.items() if name != against
-        }  # fmt: skip
+        theirs, others = known[against].predictions, {name: r for name, r in self.items() if name != against}
+        return {name: client_gains(r.predictions, theirs, against, confidence) for name, r in others.items()}
 
     def prediction_sets(self, coverage: float = 0.9, bad_share: float = 0.0) -> dict[str, PredictionSets]:
         """The prediction sets of each method, see `MethodResult.prediction_sets`."""

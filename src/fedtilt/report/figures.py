@@ -10,21 +10,9 @@ import torch
 from fedtilt.data.groups import in_words
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.scores import ACCURACY, client_scores, scores_of
+from fedtilt.report import figure as drawing
 from fedtilt.report.compare import Metric, best_methods, fairness_metrics, metrics_of, rare_class
-from fedtilt.report.figure import (
-    Figure,
-    Style,
-    axis,
-    axis_labels,
-    capitalise,
-    figure_layout,
-    heat,
-    heat_layout,
-    line,
-    plotly_text,
-    round4,
-    trace,
-)
+from fedtilt.report.figure import Figure, Style, axis, axis_labels, capitalise, figure_layout, line, plotly_text, round4
 from fedtilt.report.run_reader import Run, SeedRun
 from fedtilt.report.verdict import gains_of
 
@@ -216,7 +204,7 @@ def histogram(run: Run, methods: Sequence[str], styles: dict[str, Style]) -> Fig
         share = (100 * count / len(values[method])).tolist()
         rows += [(method, edges[b], edges[b + 1], int(count[b]), share[b]) for b in range(BINS)]
         data.append(
-            trace(
+            drawing.trace(
                 "bar", method, yaxis=y_axis, xaxis="x", width=width * 0.92, marker={"color": styles[method].color},
                 x=[round4(edge + width / 2) for edge in edges[:-1]], y=[round4(s) for s in share],
                 text=[f"{low:g} to {high:g}{unit}" for low, high in pairwise(edges)],
@@ -269,13 +257,14 @@ def heat_map(run: Run, methods: Sequence[str]) -> Figure:
                 rows.append((method, seed_run.seed, *names, *correct, samples, float(scores[k, i])))
             hover = f"client %{{x}}, {plotly_text(group)} %{{y}}: %{{z:.1f}}{unit} (%{{text}})"
             meta = {"method": method, "seed": str(seed_run.seed)}
-            data.append(heat(method, x, y, z, text, hover, meta=meta, visible=not data, hoverongaps=False))
+            data.append(drawing.heat(method, x, y, z, text, hover, meta=meta, visible=not data, hoverongaps=False))
     class_count = max(len(trace["y"]) for trace in data)
     label_height = 5 * max(len(name) for trace in data for name in trace["x"])  # long client names are slanted
     values = [z for trace in data for row in trace["z"] for z in row if z]
     largest = 100.0 if score.unit == "%" else max(values, default=1)
     height = 120 + label_height + min(max(class_count, 4) * 24, 640)
-    layout = heat_layout(height, "client", plotly_text(group), largest, unit, reversescale=not score.higher_is_better)
+    scale = {"reversescale": not score.higher_is_better}
+    layout = drawing.heat_layout(height, "client", plotly_text(group), largest, unit, **scale)
     selectors = {"method": list(methods), "seed": [str(seed_run.seed) for seed_run in run.compared]}
     return Figure(
         name="classes", title=f"{capitalise(score.title)} by {group} and client", note=" ".join(dict.fromkeys(notes)),

@@ -30,10 +30,7 @@ class Worst(NamedTuple):
         cls, score: Score, counts: GroupCounts, names: Sequence[str], seed: int | None = None, *,
         fixed_shares: bool = False, error: float = 0.05,
     ) -> Self | None:  # fmt: skip
-        """The worst of several clients or groups; None: chance explains all, or unknown.
-
-        If all are equal, one is named with at most the probability `error`.
-        """
+        """The worst of several, named wrongly with the probability `error` at most; None: all is chance, or unknown."""
         found = client_estimates(*counts, fixed_shares=fixed_shares)
         i = found.worst(score.higher_is_better, error)
         if i is None:
