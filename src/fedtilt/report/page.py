@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -130,21 +130,18 @@ def prediction_sets(run: Run) -> dict[str, PredictionSets]:
     return found
 
 
-def _sentences(sets: Mapping[str, PredictionSets]) -> dict[str, str]:
-    """A sentence per method and, if clients use the samples of others, one for sets that bad clients cannot spoil."""
-    found = {method: str(of_method) for method, of_method in sets.items()}
-    for method, of_method in sets.items():
-        if any(rule.clients > 1 for rule in of_method.rules.values()):
-            with suppress(InputError):  # too few samples are left without those that may be bad
-                found[f"{method}, if clients may be bad"] = str(replace(of_method, bad_share=_BAD_SHARE))
-    return found
-
-
 def prediction_sets_table(run: Run) -> dict[str, Any]:
-    """What the page shows: a sentence per method, and a row per client, the lowest coverage first."""
+    """What the page shows: a sentence per method, and a row per client, the lowest coverage first.
+
+    If clients use the samples of others, another sentence is about sets that bad clients cannot spoil.
+    """
     sets = prediction_sets(run)
     if not sets:
         return {}
-    first = next(iter(sets.values()))
-    clients = sorted(first.rules, key=lambda n: min(found.shares[n] for found in sets.values()))
-    return {"coverage": 100 * _COVERAGE, "by_method": sets, "sentences": _sentences(sets), "clients": clients}
+    sentences = {method: str(found) for method, found in sets.items()}
+    for method, found in sets.items():
+        if any(rule.clients > 1 for rule in found.rules.values()):
+            with suppress(InputError):  # too few samples are left without those that may be bad
+                sentences[f"{method}, if clients may be bad"] = str(replace(found, bad_share=_BAD_SHARE))
+    clients = sorted(next(iter(sets.values())).rules, key=lambda n: min(found.shares[n] for found in sets.values()))
+    return {"coverage": 100 * _COVERAGE, "by_method": sets, "sentences": sentences, "clients": clients}
