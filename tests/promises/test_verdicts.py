@@ -19,7 +19,7 @@ from fedtilt.evaluation.client_differences import Draw, Rows
 from fedtilt.evaluation.metrics import BEYOND_CHANCE, compute_metrics
 from fedtilt.evaluation.verdicts import best, compare, worse_clients
 from fedtilt.evaluation.weighted_predictions import PredictedClasses
-from fedtilt.report.verdict import against_chosen
+from fedtilt.report.compare import METRICS, compare_several
 from tests.promises.promise import Row, Simulation, covered_row, false_row, measured
 
 ACCURACY, ALLOWED, FOUND = 0.7, 0.055, 0.9
@@ -175,8 +175,8 @@ def measure_helps(cell: Cell, draws: int, first: int = 0) -> list[Row]:
         of_run = draws_of(cell._replace(methods=cell.methods + 1), rng)
         values = accuracies(of_run)
         chosen = max(list(values)[1:], key=values.__getitem__)
-        settings = {"chosen_among": cell.methods, "higher_is_better": True}
-        helps.append(against_chosen(of_run, "accuracy", chosen, "m0", **settings).sign() != 0)
+        (gap,) = compare_several(of_run, METRICS[0], [(chosen, "m0")], cell.methods)  # as in `report.verdict`
+        helps.append(gap.sign() != 0)
         alone.append(bool(worse_clients([by_client(draw, chosen, "m0") for draw in of_run])))
     return [
         false_row("“helps” or “does not help”, equal methods", str(cell), ALLOWED, helps),

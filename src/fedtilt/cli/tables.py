@@ -91,7 +91,7 @@ def _group_table(found: GroupTable, metrics: Sequence[Metric]) -> Table:
     titles = [escape(metric.title) if metric in found.groups else _title(metric) for metric in metrics]
     table = text_table([f"by {escape(found.column)}"], titles)
     names_worst = metrics[0].key == "worst"
-    for method, cells in comparison_cells(found.rows, metrics, found.draws).items():
+    for method, cells in found.cells(metrics).items():
         texts = _texts(cells)
         if names_worst and method in found.worst:
             texts[0] = f"{escape(found.worst[method])}: {texts[0]}"

@@ -89,15 +89,11 @@ def pooled_outputs(federation: Federation, seed: int) -> dict[str, Tensor]:
     linear = LogisticRegression(max_iter=_ITERATIONS) if is_class else Ridge()
     boosting = HistGradientBoostingClassifier if is_class else HistGradientBoostingRegressor
     category = [x[0].shape[1]] if clients <= _MAX_CATEGORIES else None
+    scaled = [np.hstack([(rows - mean) / scale, one_hot[c]]) for rows, c in zip(x, client, strict=True)]
+    numbered = [np.column_stack([rows, c]) for rows, c in zip(x, client, strict=True)]
     models: dict[str, tuple[Any, list[Array]]] = {
-        f"pooled {'logistic' if is_class else 'linear'}": (
-            linear,
-            [np.hstack([(rows - mean) / scale, one_hot[c]]) for rows, c in zip(x, client, strict=True)],
-        ),
-        "pooled boosting": (
-            boosting(categorical_features=category, random_state=seed % 2**32),
-            [np.column_stack([rows, c]) for rows, c in zip(x, client, strict=True)],
-        ),
+        f"pooled {'logistic' if is_class else 'linear'}": (linear, scaled),
+        "pooled boosting": (boosting(categorical_features=category, random_state=seed % 2**32), numbered),
     }
     outputs = {}
     for name, (model, (train_rows, test_rows)) in models.items():

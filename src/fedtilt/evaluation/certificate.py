@@ -36,7 +36,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -56,11 +56,6 @@ class LowestBound(NamedTuple):
     observed: float  # the lowest accuracy on the test data
     fewest_samples: int
     ceiling: float  # the bound that perfect predictions on the fewest samples would have
-
-    @property
-    def limited_by_samples(self) -> bool:
-        """Whether the fewest samples alone keep the bound below the lowest accuracy that was observed."""
-        return self.ceiling < self.observed
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,16 +85,13 @@ class Certificate:
     title: str = "accuracy"
 
     @classmethod
-    def of(
-        cls, sums: Tensor, total: Tensor, confidence: float = 0.95, group: str = CLASS, absent: int = 0
-    ) -> "Certificate":
+    def of(cls, sums: Tensor, total: Tensor, confidence: float = 0.95, group: str = CLASS, absent: int = 0) -> Self:
         """The certificate of the first score of these sums (see `metrics`) that is a mean of shares."""
         found = shares_of(sums)
         if found is None:
-            raise InputError(
-                "a certificate is about shares of right predictions; errors of numbers have no bound without an "
-                "assumption about their distribution: use the intervals of metrics_frame"
-            )
+            why = "errors of numbers have no bound without an assumption about their distribution"
+            remedy = "use the intervals of metrics_frame"
+            raise InputError(f"a certificate is about shares of right predictions; {why}: {remedy}")
         return cls(found[1], total, confidence, group, absent, found[0].title)
 
     def __post_init__(self) -> None:
@@ -124,7 +116,7 @@ class Certificate:
             f"{lowest.fewest_samples} sample{'s' * (lowest.fewest_samples != 1)} of a {name}: no statement above "
             f"{floor_percent(lowest.ceiling)}"
             for name, lowest in (("client", self.clients), (self._one_group, self.groups))[: 1 + self._has_groups]
-            if lowest.limited_by_samples
+            if lowest.ceiling < lowest.observed
         ]
         if without_data := int((self._samples == 0).sum()) - self.absent:
             notes.append(f"{without_data} without test data: no statement")
@@ -235,11 +227,9 @@ def _lowest(correct: Tensor, total: Tensor, level: float) -> LowestBound:
     x, n = correct[present], total[present]
     fewest = int(n.min())
     return LowestBound(
-        bound=100 * lower_bound(x, n, level).min().item(),
-        observed=100 * (x.double() / n.double()).min().item(),
-        fewest_samples=fewest,
-        ceiling=100 * level ** (1 / fewest),
-    )
+        bound=100 * lower_bound(x, n, level).min().item(), observed=100 * (x.double() / n.double()).min().item(),
+        fewest_samples=fewest, ceiling=100 * level ** (1 / fewest),
+    )  # fmt: skip
 
 
 def _simultaneous(correct: Tensor, total: Tensor, alpha: float) -> Tensor:
@@ -250,9 +240,7 @@ def _simultaneous(correct: Tensor, total: Tensor, alpha: float) -> Tensor:
 def describe(certificates: Mapping[str, Certificate], *, unseen: bool) -> str:
     """The certificates of several methods, which have the same clients, in one sentence without a full stop.
 
-    Args:
-        certificates: by method
-        unseen: with the statement about a client not yet seen; not for clients of several seeds, which share their data
+    `unseen` adds the statement about a client not yet seen; not for clients of several seeds, which share their data.
     """
     first = next(iter(certificates.values()))
     unseen = unseen and not math.isnan(first.unseen_client)

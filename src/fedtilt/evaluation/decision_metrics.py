@@ -97,7 +97,7 @@ class Metric(NamedTuple):
 
     title: str
     values: Callable[[Weighted], Array]  # (B,)
-    undefined: str  # when it is NaN
+    undefined: str = "no samples"  # when it is NaN
     higher_is_better: bool | None = True  # None: neither
     proportion: Callable[[Any], tuple[int, int] | None] = lambda samples: None  # (x, n) if it is a proportion x / n
     needs_positive: bool = False
@@ -136,17 +136,12 @@ def _any(samples: PredictedClasses) -> Array:
 
 METRICS = {
     "accuracy": Metric(
-        "accuracy",
-        lambda weighted: weighted.mean(weighted.samples.correct),
-        "no samples",
-        proportion=_share(lambda s: s.correct, _any, of_class=False),
+        "accuracy", lambda w: w.mean(w.samples.correct), proportion=_share(lambda s: s.correct, _any, of_class=False)
     ),
     "balanced_accuracy": Metric("balanced accuracy", _balanced_accuracy, "no samples of the class, or of no other"),
     "precision": Metric(
-        "precision",
-        _over_classes(lambda counts: ratio(counts.hits, counts.predicted)),
-        "the class is never predicted",
-        proportion=_share(_positive, _predicted),
+        "precision", _over_classes(lambda counts: ratio(counts.hits, counts.predicted)),
+        "the class is never predicted", proportion=_share(_positive, _predicted),
     ),
     "recall": Metric("recall", _recall, "no samples of the class", proportion=_share(_predicted, _positive)),
     "f1": Metric(
@@ -158,40 +153,30 @@ METRICS = {
         "AUROC", lambda w: w.mean_over_classes(lambda label: w.rank(label).auroc), "samples of only one class"
     ),
     "auprc": Metric("AUPRC", _auprc, "no samples of the class"),
-    "log_loss": Metric("log loss", _log_loss, "no samples", higher_is_better=False, scale="error"),
-    "calibration_error": Metric(  # of few samples it is too high, and of resamples more so
-        "calibration error", _calibration_error, "no samples", higher_is_better=False, scale=""
-    ),
+    "log_loss": Metric("log loss", _log_loss, higher_is_better=False, scale="error"),
+    # of few samples it is too high, and of resamples more so
+    "calibration_error": Metric("calibration error", _calibration_error, higher_is_better=False, scale=""),
     "selection_rate": Metric(
-        "selection rate", _selection_rate, "no samples", None, _share(_predicted, _any), needs_positive=True
-    ),
-    "false_positive_rate": Metric(
-        "false positive rate",
-        _false_positive_rate,
-        "no samples of another class",
-        False,
-        _share(_predicted, lambda s: ~_positive(s)),
+        "selection rate", _selection_rate, higher_is_better=None, proportion=_share(_predicted, _any),
         needs_positive=True,
     ),
-}
+    "false_positive_rate": Metric(
+        "false positive rate", _false_positive_rate, "no samples of another class", higher_is_better=False,
+        proportion=_share(_predicted, lambda s: ~_positive(s)), needs_positive=True,
+    ),
+}  # fmt: skip
 for _name, _score in SCORES.items():
     if _name not in METRICS:
         _tasks = tuple(task for task, scores in TASK_SCORES.items() if _score in scores)
         _scale = "share" if _score.unit == "%" else "error"
-        METRICS[_name] = Metric(
-            _score.title, _of_score(_score), "no samples", _score.higher_is_better, tasks=_tasks, scale=_scale
-        )
+        _about = _score.title, _of_score(_score)
+        METRICS[_name] = Metric(*_about, higher_is_better=_score.higher_is_better, tasks=_tasks, scale=_scale)
 METRICS["exact_match"] = METRICS["exact_match"]._replace(
     proportion=lambda samples: (int(samples.sums[:, EXACT_MATCH.share].sum()), len(samples.sums))
 )
 METRICS |= {
     "mean_error": Metric(  # above 0, predictions are too high on average
-        "mean error",
-        lambda weighted: weighted.mean(weighted.samples.errors),
-        "no samples",
-        None,
-        tasks=("regression",),
-        scale="any",
+        "mean error", lambda w: w.mean(w.samples.errors), higher_is_better=None, tasks=("regression",), scale="any"
     ),
     "r2": Metric("R²", _r2, "the same target in all samples", tasks=("regression",), scale="any"),
 }

@@ -33,13 +33,7 @@ _LOGITS = {"cpu": 2**24, "cuda": 2**28}  # of tokens in a forward pass
 class Evaluator:
     """Sums what is counted of every sample; a personal model is evaluated again only after it was trained again.
 
-    Args:
-        federation: the clients' data
-        model: the architecture
-        parts: its parts
-        device: where to evaluate
-        split: "test" or "validation"
-        by: the grouping of the tables; default: what `tau` tilts over
+    `split` is "test" or "validation", `by` the grouping of the tables; default: what `tau` tilts over.
     """
 
     def __init__(
@@ -52,9 +46,8 @@ class Evaluator:
         self._parts = parts
         # a copy: evaluation swaps parameters in and out, and must not touch the module that is being trained
         self._model = copy_with_parameters(model, trained_parameters(model)).eval()
-        self._target, self._clients = federation.target, federation.clients
-        self._client_names, self._split = federation.client_names, split
-        self._outputs_per_sample = federation.outputs
+        self._target, self._clients, self._client_names = federation.target, federation.clients, federation.client_names
+        self._split, self._outputs_per_sample = split, federation.outputs
         sizes = torch.bincount(client, minlength=self._clients)
         self._stops = sizes.cumsum(0)  # (N,) rows of a client: [start, stop)
         self._starts = self._stops - sizes
@@ -68,8 +61,8 @@ class Evaluator:
         self._client_and_cell = client.to(self._sum_device) * self._cells.count + self._cell
         self._cached: dict[str, tuple[Tensor, Tensor]] = {}  # method → round of training (N,), sums (N, cells, …)
         self._most_samples = int(sizes.max())  # of one client
-        cell = client * self._cells.count + self._cells.codes
-        totals = torch.bincount(cell, minlength=self._clients * self._cells.count).reshape(self._clients, -1)
+        cells = self._clients * self._cells.count
+        totals = self._client_and_cell.cpu().bincount(minlength=cells).reshape(self._clients, -1)
         self._by = by or federation.group
         self.total = self._cells.sum(totals, self._by)  # (N, K)
         others = [name for name in group_names(federation) if name != self._by]
@@ -153,9 +146,8 @@ class Evaluator:
         """
         server, parts = state.server[method.name], self._parts.keeping(method.local_names)
         if parts.is_uniform:
-            rows = slice(0, len(self._y))
-            model = client_model(parts, server, ClientState())
-            sums = self._sum(*model, rows, self._client_and_cell, self._clients * self._cells.count)
+            model, cells = client_model(parts, server, ClientState()), self._clients * self._cells.count
+            sums = self._sum(*model, slice(0, len(self._y)), self._client_and_cell, cells)
             return sums.reshape(self._clients, self._cells.count, *sums.shape[1:]).cpu()
         by_client = []
         for client in range(self._clients):
@@ -172,15 +164,16 @@ class Evaluator:
             return no_sums(self._target, 0, self._cells.count)
         net = self._stackable_model
         if net is None:
-            return torch.stack([self._sum_one(owner, client_states) for owner in owners]).cpu()
+            sums = []
+            for owner in owners:
+                kept = client_states.get(owner)
+                assert kept.personal is not None
+                model = kept.personal, kept.personal_buffers
+                sums.append(self._sum(*model, self._rows(owner[1]), self._cell, self._cells.count))
+            return torch.stack(sums).cpu()
         size = max(1, min(_MODELS, 2 * self._samples // max(1, self._most_samples)))
         stacks = [owners[i : i + size] for i in range(0, len(owners), size)]
         return torch.cat([self._sum_stack(net, stack, size, client_states) for stack in stacks]).cpu()
-
-    def _sum_one(self, owner: Owner, client_states: ClientStates) -> Tensor:
-        kept = client_states.get(owner)
-        assert kept.personal is not None
-        return self._sum(kept.personal, kept.personal_buffers, self._rows(owner[1]), self._cell, self._cells.count)
 
     def _sum_stack(self, net: nn.Module, owners: Sequence[Owner], size: int, client_states: ClientStates) -> Tensor:
         """Several personal models in one pass, always padded to the same shape: the sums are bit-identical."""

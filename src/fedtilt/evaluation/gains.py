@@ -64,19 +64,15 @@ class Gains(NamedTuple):
     @property
     def counts(self) -> list[str]:
         """How many clients gain, tie and lose, in words: "3 gain", "1 ties", "0 lose"."""
-        counted = {outcome: self.count(outcome) for outcome in OUTCOMES}
-        return [f"{count} {outcome if count == 1 else outcome[:-1]}" for outcome, count in counted.items()]
+        counted = [(self.count(outcome), outcome) for outcome in OUTCOMES]
+        return [f"{count} {outcome if count == 1 else outcome[:-1]}" for count, outcome in counted]
 
     def share(self, outcome: str) -> float:
         """The share of clients with this outcome."""
         return self.count(outcome) / len(self.clients)
 
     def in_words(self, against: str = "") -> str:
-        """The shares of clients, and who would stay out.
-
-        Args:
-            against: what it is compared with, in words; default: its name
-        """
+        """The shares of clients, and who would stay out; `against` is what it is compared with, in words."""
         named = f"better off with it: {join_words(self.stay_out)}" if self.stay_out else "nobody is better off with it"
         return (
             f"against {against or self.against}, {join_words(self.counts)} of {len(self.clients):,} clients "

@@ -8,14 +8,7 @@ import numpy as np
 
 from fedtilt import seeds
 from fedtilt.evaluation.decision_metrics import METRICS
-from fedtilt.evaluation.weighted_predictions import (
-    Array,
-    PredictedClasses,
-    PredictedNumbers,
-    SampleSums,
-    Weighted,
-    clopper_pearson,
-)
+from fedtilt.evaluation.weighted_predictions import Array, PredictedClasses, Samples, Weighted, clopper_pearson
 
 CONFIDENCE = 0.95  # of an interval, unless another one is asked for
 MIN_CLIENTS = 5  # among fewer, samples are resampled within each client
@@ -93,11 +86,12 @@ class Bootstrap(NamedTuple):
             slope, extra = 1 / value, value / (self.units + 1)
         error = slope * math.sqrt(float(defined.var()) * self.units / (self.units - 1) + extra**2)
         margin = float(stdtrit(self.units - 1, (1 + confidence) / 2)) * error
-        if scale == "share":
-            return Interval(float(expit(logit(center) - margin)), float(expit(logit(center) + margin)), self.kind)
-        if scale == "error":
-            return Interval(value * math.exp(-margin), value * math.exp(margin), self.kind)
-        return Interval(value - margin, value + margin, self.kind)
+        ends = {
+            "share": lambda margin: float(expit(logit(center) + margin)),
+            "error": lambda margin: value * math.exp(margin),
+            "any": lambda margin: value + margin,
+        }[scale]
+        return Interval(ends(-margin), ends(margin), self.kind)
 
 
 def expansion(units: int, confidence: float) -> float:
@@ -134,15 +128,9 @@ class Estimate(NamedTuple):
 
 
 def estimate(
-    samples: PredictedClasses | PredictedNumbers | SampleSums,
-    clients: Array,
-    metrics: Sequence[str],
-    confidences: Sequence[float],
-    *,
-    resamples: int,
-    rows: Array | None = None,
-    key: int = 0,
-) -> dict[str, Estimate]:
+    samples: Samples, clients: Array, metrics: Sequence[str], confidences: Sequence[float], *, resamples: int,
+    rows: Array | None = None, key: int = 0,
+) -> dict[str, Estimate]:  # fmt: skip
     """Metrics of these samples by name, each with an interval for every confidence.
 
     A proportion over few clients has an exact interval, everything else that of a bootstrap; a proportion of 0 or 1,
@@ -161,7 +149,8 @@ def estimate(
     if rows is not None:
         samples, clients = samples.take(rows), clients[rows]
     count, few_clients = len(clients), len(np.unique(clients)) < MIN_CLIENTS
-    undefined = {name: _undefined(name, samples, count) for name in metrics}
+    needs = {name: METRICS[name].needs_positive and samples.positive is None for name in metrics}
+    undefined = {n: NO_SAMPLES if not count else "about one class only" if needs[n] else "" for n in metrics}
     defined = [name for name in metrics if not undefined[name]]
     whole = Weighted(samples, np.ones((1, count)))
     values = {name: float(METRICS[name].values(whole)[0]) for name in defined}
@@ -195,19 +184,8 @@ def estimate(
     return estimates
 
 
-def _undefined(name: str, samples: PredictedClasses | PredictedNumbers | SampleSums, count: int) -> str:
-    if not count:
-        return NO_SAMPLES
-    return "about one class only" if METRICS[name].needs_positive and samples.positive is None else ""
-
-
 def bootstrap(
-    samples: PredictedClasses | PredictedNumbers | SampleSums,
-    clients: Array,
-    metrics: Sequence[str],
-    resamples: int,
-    key: int,
-    rows: Array | None = None,
+    samples: Samples, clients: Array, metrics: Sequence[str], resamples: int, key: int, rows: Array | None = None
 ) -> Bootstrap:
     """Metrics of resampled data; one key draws the same clients for any rows.
 
@@ -222,13 +200,11 @@ def bootstrap(
     rows = np.ones(len(client), dtype=bool) if rows is None else rows
     rng = seeds.generator(seeds.key(0, "bootstrap of metrics", client=key))
     is_large = len(client) > LARGE
+    kind, unit, stratum = "samples", np.arange(len(client)), client
     if len(numbers) >= MIN_CLIENTS:
         kind, unit, stratum = "clients", client, np.zeros(len(numbers), dtype=int)
     elif is_large:
-        kind = "blocks of samples"
-        unit, stratum = _blocks(client, rng)
-    else:
-        kind, unit, stratum = "samples", np.arange(len(client)), client
+        kind, (unit, stratum) = "blocks of samples", _blocks(client, rng)
     unit = unit[rows]
     values: dict[str, list[Array]] = {name: [] for name in metrics}
     at_once = max(1, _CHUNK // (len(stratum) if is_large else len(client)))
@@ -241,7 +217,7 @@ def bootstrap(
     return Bootstrap(drawn, *_rarer_class(samples, unit), f"bootstrap over {kind}")
 
 
-def _rarer_class(samples: PredictedClasses | PredictedNumbers | SampleSums, unit: Array) -> tuple[int, int]:
+def _rarer_class(samples: Samples, unit: Array) -> tuple[int, int]:
     """The units and the samples of the rarer of two classes; of several, all units and the median of the samples."""
     everyone = len(np.unique(unit))
     if not isinstance(samples, PredictedClasses):
@@ -322,11 +298,11 @@ def _from_intervals(intervals: Array) -> tuple[Range, Range]:
     low, high = intervals.T
     if np.isnan(intervals).any():
         return _UNKNOWN, _UNKNOWN
-    difference = max(0.0, low.max() - high.min()), high.max() - low.min()
+    difference = float(max(0.0, low.max() - high.min())), float(high.max() - low.min())
     if low.min() < 0:
-        return (float(difference[0]), float(difference[1])), _UNKNOWN
+        return difference, _UNKNOWN
     ratio = low.min() / high.max() if high.max() else math.nan, min(1.0, high.min() / low.max()) if low.max() else 1.0
-    return (float(difference[0]), float(difference[1])), (float(ratio[0]), float(ratio[1]))
+    return difference, (float(ratio[0]), float(ratio[1]))
 
 
 def _from_resamples(values: Array, resampled: Array, confidence: float, wider: float) -> tuple[Range, Range]:

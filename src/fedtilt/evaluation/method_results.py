@@ -178,14 +178,9 @@ class EvaluatedResult:
         return self._predict()
 
     def metrics_frame(
-        self,
-        metrics: Sequence[str] | str | None = None,
-        *,
-        by: str | None = "client",
-        positive: str | None = None,
-        confidence: float = 0.95,
-        resamples: int = 1000,
-    ) -> MetricsFrame:
+        self, metrics: Sequence[str] | str | None = None, *, by: str | None = "client", positive: str | None = None,
+        confidence: float = 0.95, resamples: int = 1000,
+    ) -> MetricsFrame:  # fmt: skip
         """Metrics of the predictions overall and by group, with intervals: see `metrics_frame.metrics_frame`.
 
         The threshold decides what is predicted if there is one, as in exported models.

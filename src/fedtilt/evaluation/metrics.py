@@ -1,7 +1,7 @@
 """Metrics of models: client fairness and client data fairness of scores, from sums per client and group."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, NamedTuple, Self
@@ -10,20 +10,12 @@ from torch import Tensor
 
 from fedtilt.data.groups import CLASS
 from fedtilt.errors import InputError
-from fedtilt.evaluation.scores import (
-    ACCURACY,
-    SCORES,
-    Score,
-    client_scores,
-    client_variances,
-    main_score,
-    scores_of,
-    spread_in_clients,
-    variance_beyond_chance,
-)
+from fedtilt.evaluation import scores
+from fedtilt.evaluation.scores import ACCURACY, SCORES, Score, client_scores, client_variances, scores_of
 
 BEYOND_CHANCE = "client_fairness_beyond_chance"  # in files
 _CLIENT_DATA_FAIRNESS = "client_data_fairness_mean", "client_data_fairness_std"
+_CLIENT_SPREAD = "client_spread_mean", "client_spread_std"
 
 
 class GroupCounts(NamedTuple):
@@ -127,37 +119,31 @@ class Metrics:
             fairness += ", client data fairness {:.2f} / {:.2f}".format(*self.client_data_fairness)
         return f"{means}, {fairness}"
 
-    def main_by_name(self) -> dict[str, float]:
-        """The metrics of the main score under their names in tables and files."""
+    def by_name(self) -> dict[str, float]:
+        """Every metric under its name in tables and files."""
         found = {self.score: self.mean, "client_fairness": self.client_fairness}
         if self.client_data_fairness is not None:
             found |= zip(_CLIENT_DATA_FAIRNESS, self.client_data_fairness, strict=True)
         found |= {"worst": self.worst, "best": self.best, _extreme(self.score): self.worst_client}
-        return found if self.beyond_chance is None else found | {BEYOND_CHANCE: self.beyond_chance}
-
-    def by_name(self) -> dict[str, float]:
-        """Every metric under its name in tables and files."""
-        return _by_name(self, self.others)
+        found |= {} if self.beyond_chance is None else {BEYOND_CHANCE: self.beyond_chance}
+        return found | _of_others(self.others)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        others = {"others": [other.to_json() for other in self.others]} if self.others else {}
-        return self.main_by_name() | {"clients": self.clients} | others
+        return replace(self, others=()).by_name() | {"clients": self.clients} | _others_to_json(self.others)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """From JSON values."""
-        score = main_score(values).name
+        score = scores.main_score(values).name
         has_groups = _CLIENT_DATA_FAIRNESS[0] in values
         return cls(
-            score=score,
-            mean=values[score],
+            score=score, mean=values[score],
             client_data_fairness=itemgetter(*_CLIENT_DATA_FAIRNESS)(values) if has_groups else None,
-            worst_client=values[_extreme(score)],
-            beyond_chance=values.get(BEYOND_CHANCE),
+            worst_client=values[_extreme(score)], beyond_chance=values.get(BEYOND_CHANCE),
             others=tuple(map(cls.from_json, values.get("others", ()))),
             **{key: values[key] for key in ("client_fairness", "worst", "best", "clients")},
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,38 +170,26 @@ class GroupMetrics:
         choose = min if SCORES[self.score].higher_is_better else max
         return choose(self.values.items(), key=lambda item: item[1])
 
-    def main_by_name(self) -> dict[str, float]:
-        """The figures of the main score that have a name in files, without the scores of the groups."""
-        mean, std = self.client_spread
-        return {
-            "spread": self.spread,
-            "worst": self.worst[1],
-            "client_spread_mean": mean,
-            "client_spread_std": std,
-            "client_worst": self.client_worst,
-        }
-
     def by_name(self) -> dict[str, float]:
         """The figures that have a name in files, without the scores of the groups."""
-        return _by_name(self, self.others)
+        found = {"spread": self.spread, "worst": self.worst[1]}
+        found |= zip(_CLIENT_SPREAD, self.client_spread, strict=True)
+        return found | {"client_worst": self.client_worst} | _of_others(self.others)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        others = {"others": [other.to_json() for other in self.others]} if self.others else {}
-        return {self.score: dict(self.values)} | self.main_by_name() | others
+        figures = replace(self, others=()).by_name()
+        return {self.score: dict(self.values)} | figures | _others_to_json(self.others)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """From JSON values."""
-        score = main_score(values).name
+        score = scores.main_score(values).name
         return cls(
-            score=score,
-            values=values[score],
-            spread=values["spread"],
-            client_spread=(values["client_spread_mean"], values["client_spread_std"]),
-            client_worst=values["client_worst"],
+            score=score, values=values[score], client_spread=itemgetter(*_CLIENT_SPREAD)(values),
             others=tuple(map(cls.from_json, values.get("others", ()))),
-        )
+            **{key: values[key] for key in ("spread", "client_worst")},
+        )  # fmt: skip
 
 
 def _extreme(score: str) -> str:
@@ -223,12 +197,13 @@ def _extreme(score: str) -> str:
     return "minimum" if SCORES[score].higher_is_better else "maximum"
 
 
-def _by_name(main: Metrics | GroupMetrics, others: Iterable[Metrics | GroupMetrics]) -> dict[str, float]:
-    """The metrics of all scores; the names of those beside the main one begin with the score's."""
-    found = main.main_by_name()
-    for other in others:
-        found |= {k if k == other.score else f"{other.score}_{k}": value for k, value in other.main_by_name().items()}
-    return found
+def _of_others(others: Iterable[Metrics | GroupMetrics]) -> dict[str, float]:
+    """The metrics of the scores beside the main one; their names begin with the score's."""
+    return {k if k == o.score else f"{o.score}_{k}": value for o in others for k, value in o.by_name().items()}
+
+
+def _others_to_json(others: Sequence[Metrics | GroupMetrics]) -> dict[str, Any]:
+    return {"others": [other.to_json() for other in others]} if others else {}
 
 
 def compute_metrics(sums: Tensor, total: Tensor, chance: GroupCounts | None = None) -> Metrics:
@@ -239,23 +214,18 @@ def compute_metrics(sums: Tensor, total: Tensor, chance: GroupCounts | None = No
     >>> m.accuracy, m.client_fairness, m.client_data_fairness
     (85.0, 15.0, (10.0, 10.0))
 
-    Args:
-        sums: of the scores, by client and group
-        total: samples
-        chance: see `counts_of_chance`; None: test data was drawn at random
+    `chance` are the counts of `counts_of_chance`; None: test data was drawn at random.
     """
     if total.dim() != 2 or sums.shape[:2] != total.shape or sums.dim() != 2 + sums.is_floating_point():
-        raise InputError(
-            "counts must be two tables of one shape (clients, groups), "
-            f"got {tuple(sums.shape)} and {tuple(total.shape)}"
-        )
+        shapes = f"{tuple(sums.shape)} and {tuple(total.shape)}"
+        raise InputError(f"counts must be two tables of one shape (clients, groups), got {shapes}")
     main, *others = scores_of(sums)
     if (sums < 0).any() or (main is ACCURACY and (sums > total).any()):
         raise InputError("a client has more correct predictions than samples in a class, or a negative count")
     if not total.any():
         raise InputError("no client has any test data to evaluate on")
     variances = client_variances(sums, total) if chance is None else client_variances(*chance, fixed_shares=True)
-    variance = variance_beyond_chance(client_scores(sums, total), variances[total.sum(1) > 0])
+    variance = scores.variance_beyond_chance(client_scores(sums, total), variances[total.sum(1) > 0])
     return replace(
         _metrics_of(main, sums, total),
         beyond_chance=None if variance.isnan() else variance.clamp(min=0).sqrt().item(),
@@ -264,19 +234,15 @@ def compute_metrics(sums: Tensor, total: Tensor, chance: GroupCounts | None = No
 
 
 def _metrics_of(score: Score, sums: Tensor, total: Tensor) -> Metrics:
-    values, spread = client_scores(sums, total, score), spread_in_clients(sums, total, score)
+    values, spread = client_scores(sums, total, score), scores.spread_in_clients(sums, total, score)
     ordered = values.sort(descending=not score.higher_is_better).values  # the worst first
     tenth = math.ceil(len(ordered) / 10)
     return Metrics(
-        score=score.name,
-        mean=values.mean().item(),
-        client_fairness=values.std(correction=0).item(),
+        score=score.name, mean=values.mean().item(), client_fairness=values.std(correction=0).item(),
         client_data_fairness=(spread.mean().item(), spread.std(correction=0).item()) if total.shape[1] > 1 else None,
-        worst=ordered[:tenth].mean().item(),
-        best=ordered[-tenth:].mean().item(),
-        worst_client=ordered[0].item(),
+        worst=ordered[:tenth].mean().item(), best=ordered[-tenth:].mean().item(), worst_client=ordered[0].item(),
         clients=len(ordered),
-    )
+    )  # fmt: skip
 
 
 def compute_group_metrics(counts: GroupCounts, names: tuple[str, ...]) -> GroupMetrics:
@@ -295,7 +261,7 @@ def compute_group_metrics(counts: GroupCounts, names: tuple[str, ...]) -> GroupM
 def _group_metrics_of(score: Score, sums: Tensor, total: Tensor, names: tuple[str, ...]) -> GroupMetrics:
     pooled = score.values(sums.sum(0), total.sum(0))
     present = total.sum(0) > 0
-    spread = spread_in_clients(sums, total, score)
+    spread = scores.spread_in_clients(sums, total, score)
     worst = score.worst(score.values(sums, total), 1)[total.sum(1) > 0]
     return GroupMetrics(
         score=score.name,

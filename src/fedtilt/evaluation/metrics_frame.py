@@ -13,14 +13,8 @@ from fedtilt import checks
 from fedtilt.data.groups import CLASS
 from fedtilt.data.targets import TARGETS
 from fedtilt.errors import InputError
-from fedtilt.evaluation.decision_metrics import (
-    CLASS_METRICS,
-    METRICS,
-    OVERALL_METRICS,
-    POSITIVE_METRICS,
-    check_metrics,
-    metrics_for,
-)
+from fedtilt.evaluation import decision_metrics
+from fedtilt.evaluation.decision_metrics import METRICS, check_metrics
 from fedtilt.evaluation.intervals import RESAMPLES, Estimate, Gap, estimate, gap_between
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.threshold import Threshold
@@ -89,23 +83,15 @@ class MetricsFrame:
     def rows(self) -> list[tuple[Any, ...]]:
         """The rows of `to_pandas`."""
         groups = [*self.group_estimates.items(), ("overall", self.overall_estimates)]
-        return [
-            (group, name, e.value, *e.interval[:3], e.samples, e.reason)
-            for group, row in groups
-            for name, e in row.items()
-        ]
+        found = ((group, name, e) for group, row in groups for name, e in row.items())
+        return [(group, name, e.value, *e.interval[:3], e.samples, e.reason) for group, name, e in found]
 
 
 def metrics_frame(
-    predictions: Predictions,
-    metrics: Sequence[str] | str | None = None,
-    *,
-    by: str | None = CLIENT,
-    positive: str | None = None,
-    confidence: float = 0.95,
-    resamples: int = RESAMPLES,
+    predictions: Predictions, metrics: Sequence[str] | str | None = None, *, by: str | None = CLIENT,
+    positive: str | None = None, confidence: float = 0.95, resamples: int = RESAMPLES,
     threshold: Threshold | None = None,
-) -> MetricsFrame:
+) -> MetricsFrame:  # fmt: skip
     """Metrics of predictions, overall and by group.
 
     Intervals of proportions on the samples of few clients are exact (Clopper and Pearson). Intervals of other metrics,
@@ -129,16 +115,18 @@ def metrics_frame(
         raise InputError("by = 'class' is about every class in turn; leave out positive")
     samples = with_targets(predictions, positive, threshold)
     names = check_metrics(_defaults(by, positive, predictions.task) if metrics is None else metrics, predictions.task)
-    _check_positive(names, by, positive, predictions)
+    one_class = None if by == CLASS or positive is not None else [n for n in names if METRICS[n].needs_positive]
+    if one_class:
+        known = ", ".join(predictions.class_names)
+        raise InputError(f"metric {one_class[0]!r} is about one class; set positive to one of {known}")
     clients = predictions.groupings[CLIENT].codes.numpy()
-    grouping = None if by is None else predictions.groupings[by]
-    group_names = () if grouping is None else grouping.names
+    grouping = predictions.groupings[by or CLIENT]
+    group_names = () if by is None else grouping.names
     # Bonferroni: with the second confidence, the intervals of all groups hold together
     confidences = confidence, 1 - (1 - confidence) / max(1, len(group_names))
     overall = estimate(samples, clients, names, confidences, resamples=resamples)
     groups = {}
     for number, group in enumerate(group_names):
-        assert grouping is not None
         rows = grouping.codes.numpy() == number
         if by == CLASS:
             found = estimate(replace(samples, positive=number), clients, names, confidences, resamples=resamples)
@@ -149,19 +137,17 @@ def metrics_frame(
         else:  # the groups share clients, which are resampled together
             groups[group] = estimate(samples, clients, names, confidences, resamples=resamples, rows=rows)
     return MetricsFrame(
-        metrics=tuple(names),
-        by=by,
-        positive=positive,
-        confidence=confidence,
-        overall_estimates=overall,
+        metrics=tuple(names), by=by, positive=positive, confidence=confidence, overall_estimates=overall,
         group_estimates=groups,
-    )
+    )  # fmt: skip
 
 
 def _defaults(by: str | None, positive: str | None, task: str) -> tuple[str, ...]:
     if task != "classification":
-        return metrics_for(task)
-    return CLASS_METRICS if by == CLASS else OVERALL_METRICS if positive is None else POSITIVE_METRICS
+        return decision_metrics.metrics_for(task)
+    if by == CLASS:
+        return decision_metrics.CLASS_METRICS
+    return decision_metrics.OVERALL_METRICS if positive is None else decision_metrics.POSITIVE_METRICS
 
 
 def with_targets(predictions: Predictions, positive: str | None = None, threshold: Threshold | None = None) -> Any:
@@ -181,16 +167,6 @@ def with_targets(predictions: Predictions, positive: str | None = None, threshol
     return PredictedClasses(
         predictions.labels.numpy(), probabilities.double().numpy(), label, predictions.rarer_class, chosen
     )
-
-
-def _check_positive(names: Sequence[str], by: str | None, positive: str | None, predictions: Predictions) -> None:
-    if by == CLASS or positive is not None:
-        return
-    for name in names:
-        if METRICS[name].needs_positive:
-            raise InputError(
-                f"metric {name!r} is about one class; set positive to one of {', '.join(predictions.class_names)}"
-            )
 
 
 def _check_method(method: str) -> str:

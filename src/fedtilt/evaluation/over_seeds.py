@@ -1,6 +1,6 @@
 """Metrics over the seeds of a run: their values, mean and standard deviation."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedtilt.evaluation.method_results import MethodResult
@@ -64,14 +64,11 @@ def _groups_over_seeds(by_seed: Sequence[MethodResult]) -> dict[str, Any]:
     for name in by_seed[0].groups:
         found = [r.groups[name] for r in by_seed]
         common = [group for group in found[0].values if all(group in g.values for g in found)]
-        values = {group: _column(g.values[group] for g in found) for group in common}
+        values = {group: SeedValues(tuple(g.values[group] for g in found)).to_json() for group in common}
         columns[name] = _mean_and_std(found) | {found[0].score: values}
     return columns
 
 
 def _mean_and_std(by_seed: Sequence[Metrics | GroupMetrics]) -> dict[str, Any]:
-    return {key: _column(metrics.by_name()[key] for metrics in by_seed) for key in by_seed[0].by_name()}
-
-
-def _column(values: Iterable[float]) -> dict[str, Any]:
-    return SeedValues(tuple(values)).to_json()
+    columns = {key: tuple(metrics.by_name()[key] for metrics in by_seed) for key in by_seed[0].by_name()}
+    return {key: SeedValues(values).to_json() for key, values in columns.items()}

@@ -85,9 +85,7 @@ def set_rule(counts: Tensor, coverage: float, clients: int = 1, bad: int = 0, er
             f"prediction sets with coverage {coverage:g} need {needed:,} validation samples, and there are "
             f"{max(0, samples - bad):,}; use a larger clients.validation (validation= in Python), or a lower coverage"
         )
-    bin = BINS - 1
-    if rank + bad <= samples:
-        bin = int(torch.searchsorted(counts.cumsum(0), rank + bad))
+    bin = int(torch.searchsorted(counts.cumsum(0), rank + bad)) if rank + bad <= samples else BINS - 1
     return SetRule(bin, samples, clients, rank / honest - error, min(1.0, (rank + bad) / honest + error))
 
 
@@ -198,10 +196,8 @@ class ConformityScores:
 
     def to_json(self, client: int | None) -> list[dict[str, int]]:
         """Counts by bin, as an exported model has them: of the client, then of its pool; None: of all."""
-        clients = self.pool(client, _EXPORTED)
-        if client is None:
-            return [counts_of(torch.cat([self.validation[n] for n in clients]))]
-        return [counts_of(self.validation[n]) for n in clients]
+        found = [self.validation[n] for n in self.pool(client, _EXPORTED)]
+        return [counts_of(bins) for bins in (found if client is not None else [torch.cat(found)])]
 
     @classmethod
     def from_json(cls, values: Sequence[Mapping[str, int]], deviation: float | None) -> "ConformityScores":
@@ -237,8 +233,8 @@ class PredictionSets:
     @cached_property
     def rules(self) -> dict[int, SetRule]:
         """The sets of each client with test data, by number."""
-        clients = [n for n, bins in enumerate(self.test) if len(bins)]
-        return {n: self.scores.rule(n, self.coverage, self.bad_share) for n in clients}
+        tested = (n for n, bins in enumerate(self.test) if len(bins))
+        return {n: self.scores.rule(n, self.coverage, self.bad_share) for n in tested}
 
     @cached_property
     def covered(self) -> dict[int, int]:
@@ -269,11 +265,10 @@ class PredictionSets:
         own = sum(rule.clients == 1 for rule in self.rules.values())
         lowest = sorted(self.shares, key=lambda n: self.shares[n])[:_NAMED]
         named = ", ".join(f"{self.client_names[n]} {self.shares[n]:.1f} %" for n in lowest)
-        sizes = ""
+        sizes = bound = ""
         if self.sizes:
             what = "classes in a set" if self.scores.deviation is None else "is the width of an interval"
             sizes = f"; {math.fsum(self.sizes.values()) / len(self.sizes):.3g} {what}, mean over clients"
-        bound = ""
         if self.bad_share:
             least, most = min(r.lowest for r in self.rules.values()), max(r.highest for r in self.rules.values())
             who = f"whatever {100 * self.bad_share:.3g} % of the clients report"

@@ -97,10 +97,8 @@ class Predictions:
         if self.task not in TABLE_TASKS:
             raise InputError(f"prediction sets are of classes and numbers, and the data has {TARGETS[self.task].words}")
         if self.scores is None:
-            raise InputError(
-                "prediction sets need validation data, and the run has none; train with clients.validation = 0.2 in "
-                "the spec (validation=0.2 of Federation.build)"
-            )
+            remedy = "train with clients.validation = 0.2 in the spec (validation=0.2 of Federation.build)"
+            raise InputError(f"prediction sets need validation data, and the run has none; {remedy}")
         clients = self.groupings[CLIENT]
         targets = self.labels if self.numbers is None else self.numbers
         bins = score_bins(self.outputs, targets, self.scores.deviation)
@@ -203,7 +201,5 @@ def predictions_of(
     _, y, clients = federation.evaluation("test")
     numbers = y if isinstance(federation.target, NumericTarget) else None
     by = {CLIENT: Grouping(CLIENT, federation.client_names, clients)} | groupings(federation)
-    return {
-        name: Predictions(outputs=found, groupings=by, numbers=numbers, scores=(scores or {}).get(name))
-        for name, found in outputs.items()
-    }
+    known = scores or {}
+    return {n: Predictions(outputs=o, groupings=by, numbers=numbers, scores=known.get(n)) for n, o in outputs.items()}

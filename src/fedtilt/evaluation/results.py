@@ -31,13 +31,11 @@ class Result(Mapping[str, MethodResult]):
     """The results of a run by method name."""
 
     def __init__(
-        self,
-        methods: Mapping[str, MethodResult],
-        federation: Federation | None = None,
+        self, methods: Mapping[str, MethodResult], federation: Federation | None = None,
         plot: "Callable[[Result], Any] | None" = None,
         export: Callable[[Path, str | None, int | str | None, bool], None] | None = None,
         baselines: Baselines | Callable[[], Baselines] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._methods = dict(methods)
         self._federation = federation  # None: the data is not on this machine
         self._plot = plot
@@ -83,9 +81,8 @@ class Result(Mapping[str, MethodResult]):
             force: whether to replace existing files
         """
         if method is None and len(self) > 1:
-            raise InputError(
-                f"the run has the methods {', '.join(self)}; choose one, such as method={next(iter(self))!r}"
-            )
+            first = next(iter(self))
+            raise InputError(f"the run has the methods {', '.join(self)}; choose one, such as method={first!r}")
         if self._export is None:
             raise InputError("this result has no models; use fedtilt export and the run folder")
         self._export(Path(path), method or next(iter(self)), client, force)
@@ -135,11 +132,8 @@ class Result(Mapping[str, MethodResult]):
         known = {**self._methods, **self.baselines}
         if against not in known:
             raise InputError(f"against = {against!r} is not in this result; choose one of {', '.join(known)}")
-        theirs = known[against].predictions
-        return {
-            name: client_gains(result.predictions, theirs, against, confidence)
-            for name, result in self.items() if name != against
-        }  # fmt: skip
+        theirs, others = known[against].predictions, {name: r for name, r in self.items() if name != against}
+        return {name: client_gains(r.predictions, theirs, against, confidence) for name, r in others.items()}
 
     def prediction_sets(self, coverage: float = 0.9, bad_share: float = 0.0) -> dict[str, PredictionSets]:
         """The prediction sets of each method, see `MethodResult.prediction_sets`."""
@@ -228,14 +222,9 @@ class Result(Mapping[str, MethodResult]):
             codes = dict(zip(names, present.nonzero().T.tolist(), strict=True))
             values = {"correct": sums} if scores[0] is ACCURACY else {}
             values |= {"samples": total} | {score.name: score.values(sums, total) for score in scores} | estimates
-            frames.append(
-                pandas.DataFrame(
-                    {"method": name}
-                    | codes
-                    | {f"{key}_name": [names[key][i] for i in numbers] for key, numbers in codes.items()}
-                    | {key: column[present].tolist() for key, column in values.items()}
-                )
-            )
+            columns = codes | {f"{key}_name": [names[key][i] for i in numbers] for key, numbers in codes.items()}
+            columns |= {key: column[present].tolist() for key, column in values.items()}
+            frames.append(pandas.DataFrame({"method": name} | columns))
         frame = pandas.concat(frames, ignore_index=True)
         return self._with_gains(frame) if by == CLIENT and isinstance(self._baselines, Mapping) else frame
 

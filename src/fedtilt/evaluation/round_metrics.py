@@ -58,14 +58,9 @@ _PARTS = RoundMetrics._fields[:4]
 
 
 def round_metrics(
-    counts: Counts,
-    total: Tensor,
-    has_outliers: Tensor,
-    groups: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
-    *,
-    privacy: PrivacyLoss | None = None,
-    attack_success: float | None = None,
-) -> RoundMetrics:
+    counts: Counts, total: Tensor, has_outliers: Tensor, groups: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    *, privacy: PrivacyLoss | None = None, attack_success: float | None = None,
+) -> RoundMetrics:  # fmt: skip
     """All metrics of one method from its sums; `groups` are the names that `group_names` gives."""
 
     def of_clients(sums: Tensor, chosen: Tensor) -> Metrics | None:
@@ -89,19 +84,15 @@ def round_metrics(
 
 
 def metrics_by_method(
-    counts: Mapping[str, Counts] | None,
-    total: Tensor | None,
-    has_outliers: Tensor,
-    privacy: PrivacyLoss | None = None,
-    groups: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    counts: Mapping[str, Counts] | None, total: Tensor | None, has_outliers: Tensor,
+    privacy: PrivacyLoss | None = None, groups: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     attack_success: Mapping[str, float] = MappingProxyType({}),
-) -> dict[str, RoundMetrics]:
+) -> dict[str, RoundMetrics]:  # fmt: skip
     """`round_metrics` of every method; empty if the round was not evaluated."""
     if counts is None or total is None:
         return {}
+    success = {name: attack_success.get(name) for name in counts}
     return {
-        name: round_metrics(
-            found, total, has_outliers, groups, privacy=privacy, attack_success=attack_success.get(name)
-        )
+        name: round_metrics(found, total, has_outliers, groups, privacy=privacy, attack_success=success[name])
         for name, found in counts.items()
     }

@@ -126,9 +126,8 @@ def sample_sums(target: Target | None, outputs: Tensor, y: Tensor) -> Tensor:
     if isinstance(target, TokenTarget):
         is_token = y != IGNORED
         tokens = is_token.sum(-1)
-        losses = F.cross_entropy(
-            outputs.float().flatten(0, -2), y.flatten(), reduction="none", ignore_index=IGNORED
-        ).reshape(y.shape)
+        logits = outputs.float().flatten(0, -2)
+        losses = F.cross_entropy(logits, y.flatten(), reduction="none", ignore_index=IGNORED).reshape(y.shape)
         right = (outputs.argmax(-1) == y).sum(-1)
         return torch.stack([losses.double().sum(-1) / tokens, right.double() / tokens, tokens.double()], -1).cpu()
     if isinstance(target, LabelTarget):

@@ -17,11 +17,7 @@ class Ending(NamedTuple):
 
 
 class StopCheck:
-    """Follows the evaluated rounds of a run, and says when it ends.
-
-    Args:
-        patience: the rule; None: a run never ends early
-    """
+    """Follows the evaluated rounds of a run, and says when it ends by this rule; None: never early."""
 
     def __init__(self, patience: Patience | None) -> None:
         self._patience = patience
@@ -29,9 +25,7 @@ class StopCheck:
         self.best_round = 0
         self.is_over = False
 
-    def update(
-        self, round: int, validation: Mapping[str, Metrics], best: Mapping[str, Metrics] | None = None
-    ) -> None:  # fmt: skip
+    def update(self, round: int, validation: Mapping[str, Metrics], best: Mapping[str, Metrics] | None = None) -> None:
         """Take the metrics of all methods on validation data after a round.
 
         `best` are those of the best round so far over the clients of this round; default: all clients are in both.
@@ -58,16 +52,12 @@ class StopCheck:
         goes_back = best is not None and best < round and (is_early or round == rounds)
         if not is_early and not goes_back:
             return None
-        return Ending(
-            self.best_round if goes_back else round, self._reason(round, is_early), None if is_early else rounds
-        )
-
-    def _reason(self, round: int, is_early: bool) -> str:
         assert self._patience is not None
         what = "the worst tenth of the clients" if self._patience.by == "worst" else "the mean over clients"
         start = f"stopped early after round {round}: " if is_early else ""
         text = f"{start}on validation data, {what} is best after round {self.best_round}"
-        return f"{text}, whose models are the result" if self._patience.restore_best else text
+        reason = f"{text}, whose models are the result" if self._patience.restore_best else text
+        return Ending(self.best_round if goes_back else round, reason, None if is_early else rounds)
 
 
 def _score(validation: Mapping[str, Metrics], by: str) -> float:

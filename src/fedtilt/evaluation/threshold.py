@@ -36,9 +36,8 @@ class Threshold(NamedTuple):
         try:
             return cls(name, _share(float(value)) if equals else float(name))
         except ValueError:
-            raise InputError(
-                f"threshold {text!r} must be CLASS=VALUE with a value in [0, 1], such as ill=0.3"
-            ) from None
+            why = f"threshold {text!r} must be CLASS=VALUE with a value in [0, 1], such as ill=0.3"
+            raise InputError(why) from None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -76,10 +75,7 @@ def choose_threshold(name: str, probability: Tensor, is_class: Tensor) -> Thresh
     >>> round(found.value, 2)
     0.35
 
-    Args:
-        name: of the class
-        probability: of the class, (S,)
-        is_class: whether a sample is of the class, (S,) bool; some are
+    `probability` is that of the class, (S,), and `is_class` says whether a sample is of it; some are.
     """
     ordered, order = probability.double().sort(descending=True, stable=True)
     hits = is_class[order].cumsum(0)

@@ -29,17 +29,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtilt.evaluation import scores
 from fedtilt.evaluation.intervals import CONFIDENCE, student_interval
-from fedtilt.evaluation.scores import (
-    ACCURACY,
-    class_variances,
-    client_scores,
-    client_variances,
-    row_variances,
-    sampling_variances,
-    scores_of,
-    variance_beyond_chance,
-)
+from fedtilt.evaluation.scores import ACCURACY, client_scores, client_variances, scores_of, variance_beyond_chance
 from fedtilt.evaluation.weighted_predictions import Array
 
 _HALVINGS = 50  # of the range in which Q crosses a quantile
@@ -50,10 +42,7 @@ _LEAST_BETA = 0.1  # parameter of a beta distribution of true accuracies: client
 
 
 class TrueSpread(NamedTuple):
-    """How far the true scores of clients (or groups) are apart, in points of accuracy, or in the unit of the target.
-
-    NaN: unknown.
-    """
+    """How far the true scores of clients (or groups) are apart, in points or the unit of the target; NaN: unknown."""
 
     observed: float  # population std of the scores on the test data: the client fairness of the paper
     chance: float  # the std that would remain if all were equally good
@@ -169,7 +158,7 @@ def true_spread_in_clients(sums: Tensor, total: Tensor, confidence: float = CONF
     """
     several = (total > 0).sum(1) > 1
     values = scores_of(sums)[0].values(sums, total)[several]
-    variances = sampling_variances(sums, total)[several]
+    variances = scores.sampling_variances(sums, total)[several]
     if variances.isnan().all():
         nan = math.nan
         return TrueSpread(nan, nan, nan, nan, nan, len(values), "the variance of a row is not known")
@@ -252,7 +241,7 @@ def _chance(sums: Tensor, total: Tensor, fixed_shares: bool) -> _Chance | str:
     present = total.sum(1) > 0
     n, clients = total.sum(1)[present].double(), int(present.sum())
     own = client_variances(sums, total, fixed_shares)[present]
-    most = float(row_variances(sums.sum((0, 1)), total.sum()))
+    most = float(scores.row_variances(sums.sum((0, 1)), total.sum()))
     if clients < 2:
         return "there is one client"
     if n.max() == 1:
@@ -267,7 +256,7 @@ def _chance(sums: Tensor, total: Tensor, fixed_shares: bool) -> _Chance | str:
     elif 2 * total[:, (total > 0).sum(0) == 1].sum() > total.sum():
         return "most rows are of classes that one client alone has"
     else:
-        base, slope = total[present].double() @ class_variances(sums, total) / n.square(), torch.ones_like(n)
+        base, slope = total[present].double() @ scores.class_variances(sums, total) / n.square(), torch.ones_like(n)
     freedom, ratio = clients - 1.0, own / base
     if sums.is_floating_point() and ratio.any():
         freedom *= float(ratio.mean().square() / ratio.square().mean())

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,6 +101,9 @@ class SampleSums:
         return SampleSums(self.sums[rows])
 
 
+Samples = PredictedClasses | PredictedNumbers | SampleSums
+
+
 class ClassCounts(NamedTuple):
     """Weights of samples of one class against all others, each (B,)."""
 
@@ -124,7 +127,7 @@ class Weighted:
     that of scores in bins, see `RANKS`.
     """
 
-    samples: Any  # PredictedClasses, PredictedNumbers or SampleSums
+    samples: Any  # `Samples`: each metric takes one kind
     weights: Array  # (B, S), or (B, units)
     units: Array | None = None  # (S,) the unit of each sample, such as its client; None: weights of samples
 
@@ -156,14 +159,9 @@ class Weighted:
         return ratio(self.sum(values), self.total)
 
     @cached_property
-    def _rankings(self) -> dict[int, _Ranking]:
-        return {}
-
-    def rank(self, label: int) -> _Ranking:
-        """How well the probability of a class ranks its samples."""
-        if label not in self._rankings:
-            self._rankings[label] = self._rank(label)
-        return self._rankings[label]
+    def rank(self) -> Callable[[int], _Ranking]:
+        """How well the probability of a class ranks its samples, by class."""
+        return cache(self._rank)
 
     def _rank(self, label: int) -> _Ranking:
         order, starts = self.samples.order(label)
@@ -184,9 +182,8 @@ class Weighted:
         positives, negatives = hits_to[:, -1], weight_to[:, -1] - hits_to[:, -1]
         below = negatives[:, None] - (weight_to - hits_to) + (weight - hits) / 2  # ties count half
         precision = ratio(hits_to - middle * (hits - own), weight_to - middle * (weight - own), empty=0.0)
-        return _Ranking(
-            ratio((hits * below).sum(1), positives * negatives), ratio((hits * precision).sum(1), positives)
-        )
+        auroc = ratio((hits * below).sum(1), positives * negatives)
+        return _Ranking(auroc, average_precision=ratio((hits * precision).sum(1), positives))
 
     def mean_over_classes(self, values: Callable[[int], Array]) -> Array:
         """The mean over the classes that have samples, of those where the value is defined."""

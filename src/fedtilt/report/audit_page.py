@@ -4,7 +4,7 @@ import base64
 import math
 import struct
 import zlib
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -18,12 +18,6 @@ _MAX_SUSPECTS = 200  # on the page; the CSV file has all
 _MAX_CLIENTS = 10  # with a confusion of their own
 _PIXELS = 64  # the longer side of a thumbnail
 _MAX_CELLS = 12  # columns of a row that are shown
-
-
-class _Card(NamedTuple):
-    suspect: Suspect
-    image: str  # as the address of an img element; empty: none
-    cells: list[tuple[str, str]]
 
 
 def build_audit_page(
@@ -57,7 +51,8 @@ def build_audit_page(
     )  # fmt: skip
 
 
-def _cards(audit: Audit, federation: Federation, suspects: list[Suspect]) -> list[_Card]:
+def _cards(audit: Audit, federation: Federation, suspects: list[Suspect]) -> list[dict[str, Any]]:
+    """Each suspect with its image as the address of an img element (empty: none), or the cells of its row."""
     order = audit.worst_first[: len(suspects)].tolist()
     samples = [int(federation.train_index[int(audit.client[i])][int(audit.sample[i])]) for i in order]
     from fedtilt.data.tables.reader import original_rows  # late: it imports Arrow
@@ -67,7 +62,8 @@ def _cards(audit: Audit, federation: Federation, suspects: list[Suspect]) -> lis
     for suspect, sample in zip(suspects, samples, strict=True):
         x = federation.dataset.x_train
         image = png_address(x[sample]) if federation.image and isinstance(x, Tensor) else ""
-        cards.append(_Card(suspect, image, list(rows.get(sample, {}).items())[:_MAX_CELLS]))
+        cells = list(rows.get(sample, {}).items())[:_MAX_CELLS]
+        cards.append({"suspect": suspect, "image": image, "cells": cells})
     return cards
 
 
@@ -96,26 +92,16 @@ def _confusions(audit: Audit, clients: list[str]) -> list[dict[str, Any]]:
     for title, client in [("All clients", None), *((f"Client {name}", name) for name in clients)]:
         counts = audit.confusion(client)
         used = ((counts.sum(0) + counts.sum(1)) > 0).nonzero()[:, 0].tolist()
-        confusions.append(
-            {
-                "title": title,
-                "names": [audit.class_names[k] for k in used],
-                "rows": [(audit.class_names[i], [int(counts[i, j]) for j in used]) for i in used],
-                "most": max(1, int(counts.max())),
-            }
-        )
+        names, rows = [audit.class_names[k] for k in used], counts[used][:, used].tolist()
+        most = max(1, int(counts.max()))
+        confusions.append({"title": title, "names": names, "rows": list(zip(names, rows, strict=True)), "most": most})
     return confusions
 
 
 def _heat_map(clients: ClientAudit) -> dict[str, Any]:
     """Distances of updates by client and round, of the clients that took part; the worst clients first."""
-    scores = clients.heat_map()
-    numbers = [clients.client_names.index(row.client) for row in clients.clients[:40]]
-    return {
-        "rounds": [int(n) + 1 for n in range(len(scores))],
-        "rows": [
-            (clients.client_names[n], [None if math.isnan(v) else v for v in scores[:, n].tolist()]) for n in numbers
-        ]
-        if len(scores)
-        else [],
-    }
+    scores, rows = clients.heat_map(), []
+    for row in clients.clients[:40] if len(scores) else []:
+        distances = scores[:, clients.client_names.index(row.client)].tolist()
+        rows.append((row.client, [None if math.isnan(v) else v for v in distances]))
+    return {"rounds": list(range(1, len(scores) + 1)), "rows": rows}

@@ -20,7 +20,7 @@ from fedtilt.evaluation.metrics_frame import with_targets
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.scores import ACCURACY, SCORES, Score, client_variances, others_of
-from fedtilt.evaluation.verdicts import best
+from fedtilt.evaluation.verdicts import LEVEL, Verdict, best, compare
 from fedtilt.evaluation.weighted_predictions import Weighted
 from fedtilt.report.run_reader import Run, SeedRun
 
@@ -84,8 +84,7 @@ def metrics_of(*runs: Run) -> tuple[Metric, ...]:
 
 def fairness_metrics(run: Run) -> tuple[Metric, ...]:
     """The columns of fairness to clients and, if samples have classes or groups, to those of a client."""
-    keys = "client_fairness", "client_data_fairness_mean"
-    return tuple(metric for metric in metrics_of(run) if metric.key in keys)
+    return tuple(m for m in metrics_of(run) if m.key in ("client_fairness", "client_data_fairness_mean"))
 
 
 def overview_metrics(*runs: Run) -> tuple[Metric, ...]:
@@ -113,11 +112,6 @@ def rare_metrics(run: Run) -> tuple[Metric, ...]:
     )
 
 
-def view_metrics(run: Run, view: str) -> tuple[Metric, ...]:
-    """The columns of the comparison of a view."""
-    return (rare_metrics(run) if view == "evaluated" else ()) + metrics_of(run)
-
-
 class View(NamedTuple):
     """Which models and clients a comparison covers."""
 
@@ -130,31 +124,24 @@ VIEWS = {
     "evaluated": View(
         "Evaluated models",
         "Methods with personal models are evaluated on them, other methods on the shared model; all clients.",
-        lambda summary: summary.evaluated,
+        lambda found: found.evaluated,
     ),
-    "shared": View(
-        "Shared models",
-        "The shared model on the test data of every client.",
-        lambda summary: summary.shared,
-    ),
+    "shared": View("Shared models", "The shared model on the test data of every client.", lambda found: found.shared),
     "personal": View(
         "Personal models",
         "The personal model of every client; a client that was never selected is evaluated on the shared model.",
-        lambda summary: summary.personal,
+        lambda found: found.personal,
     ),
     "ever_selected": View(
         "Selected clients",
         "Personal models, without the clients that were never selected.",
-        lambda summary: summary.ever_selected or (None if summary.never_selected else summary.personal),
+        lambda found: found.ever_selected or (None if found.never_selected else found.personal),
     ),
     "clean": View(
-        "Clean clients",
-        "The evaluated models, over the clients without outliers.",
-        lambda summary: summary.clean,
+        "Clean clients", "The evaluated models, over the clients without outliers.", lambda found: found.clean
     ),
 }
-
-
+_MAX_GROUPS = 12  # with a column each
 Row = dict[str, SeedValues]  # by metric
 Published = Mapping[str, Mapping[str, float]]  # method → metric (as in results.json) → value
 
@@ -163,20 +150,19 @@ class Cell(NamedTuple):
     """A number of a comparison, on a page, in Markdown or on a terminal."""
 
     values: SeedValues
-    is_best: bool  # or not told apart from the best; of all methods, none is
+    is_best: bool = False  # or not told apart from the best; of all methods, none is
     published: float | None = None
     digits: int = 2
 
 
 def _rare_values(run: Run, method: str) -> Row:
     """The values of `rare_metrics` of a method or a baseline."""
-    metrics, row = rare_metrics(run), {}
-    if metrics and all(method in by_name for by_name in run.predictions):
-        samples = [with_targets(by_name[method]) for by_name in run.predictions]
-        whole = [Weighted(found, np.ones((1, len(found.labels)))) for found in samples]
-        for metric in metrics:
-            row[metric.key] = SeedValues(tuple(float(DECISION[metric.key].values(w)[0]) for w in whole))
-    return row
+    metrics = rare_metrics(run)
+    if not metrics or any(method not in by_name for by_name in run.predictions):
+        return {}
+    samples = [with_targets(by_name[method]) for by_name in run.predictions]
+    whole = [Weighted(found, np.ones((1, len(found.labels)))) for found in samples]
+    return {m.key: SeedValues(tuple(float(DECISION[m.key].values(w)[0]) for w in whole)) for m in metrics}
 
 
 def comparison_table(run: Run, view: str) -> dict[str, Row]:
@@ -206,36 +192,59 @@ def comparison_tables(run: Run) -> dict[str, dict[str, Row]]:
     return {view: table for view in views if (table := comparison_table(run, view))}
 
 
+class ViewTable(NamedTuple):
+    """The comparison of one view."""
+
+    key: str
+    view: View
+    metrics: tuple[Metric, ...]
+    rows: dict[str, list[Cell]]  # by method
+    baselines: dict[str, list[Cell | None]]  # by name, of the evaluated models; None: predictions are not stored
+
+
+def view_tables(run: Run, published: Published) -> list[ViewTable]:
+    """The comparison of every view, that of the evaluated models with the published numbers and the baselines."""
+    found, metrics = [], metrics_of(run)
+    for key, table in comparison_tables(run).items():
+        first = key == "evaluated"
+        columns = (*rare_metrics(run), *metrics) if first else metrics
+        rows = comparison_cells(table, columns, draws_of(run, key), published if first else None)
+        others = baseline_table(run) if first else {}
+        baselines = {
+            n: [Cell(r[m.key], digits=m.digits) if m.key in r else None for m in columns] for n, r in others.items()
+        }
+        found.append(ViewTable(key, VIEWS[key], columns, rows, baselines))
+    return found
+
+
 def draws_of(run: Run, view: str = "evaluated") -> list[Draw]:
     """The seeds of a run, as verdicts compare the methods to which a view applies."""
     return [_draw(run, number, view) for number in range(len(run.compared))]
 
 
 def _draw(run: Run, number: int, view: str) -> Draw:
-    seed_run, kept = run.compared[number], torch.ones(len(run.compared[number].total), dtype=torch.bool)
+    seed_run = run.compared[number]
+    left_out = torch.zeros(len(seed_run.total), dtype=torch.bool)
     if view == "clean":
-        kept = ~seed_run.has_outliers
+        left_out = seed_run.has_outliers
     if view == "ever_selected":
-        kept = ~torch.stack([counts.never_selected for counts in seed_run.counts.values()]).any(0)
-    shared = view == "shared"
-    sums = {name: counts.shared if shared else counts.evaluated for name, counts in seed_run.counts.items()}
+        left_out = torch.stack([counts.never_selected for counts in seed_run.counts.values()]).any(0)
+    kind = "shared" if view == "shared" else "evaluated"
+    sums = {name: getattr(counts, kind)[~left_out] for name, counts in seed_run.counts.items()}
 
     def rows(method: str) -> Rows | None:
         stored = run.predictions[number] if view == "evaluated" else {}
         return Rows.of(stored[method]) if method in stored else None
 
     def chance(method: str) -> Tensor:
-        if view == "evaluated":
-            return client_variances(*seed_run.of_chance(method), seed_run.fixed_shares)
-        table = GroupCounts(sums[method], seed_run.total)
-        return client_variances(
-            *counts_of_chance({seed_run.group: table}, seed_run.fixed_shares), seed_run.fixed_shares
-        )
+        fixed, counts = seed_run.fixed_shares, seed_run.of_chance(method)
+        if kind == "shared":
+            table = GroupCounts(seed_run.counts[method].shared, seed_run.total)
+            counts = counts_of_chance({seed_run.group: table}, fixed)
+        return client_variances(*counts, fixed)[~left_out]
 
-    return Draw(
-        sums={name: found[kept] for name, found in sums.items()}, total=seed_run.total[kept], rows=cache(rows),
-        new_data=seed_run.generated, chance=lambda method: chance(method)[kept],
-    )  # fmt: skip
+    new, total = seed_run.generated, seed_run.total[~left_out]
+    return Draw(sums=sums, total=total, rows=cache(rows), new_data=new, chance=chance)
 
 
 def best_by(table: Mapping[str, Row], metric: Metric, draws: Sequence[Draw]) -> tuple[str, ...]:
@@ -245,26 +254,34 @@ def best_by(table: Mapping[str, Row], metric: Metric, draws: Sequence[Draw]) -> 
     return best(draws, key, values, higher_is_better=higher, digits=metric.digits).names
 
 
+def compare_several(
+    draws: Sequence[Draw], metric: Metric, pairs: Sequence[tuple[str, str]], asked: int
+) -> Sequence[Verdict]:
+    """Verdicts on pairs of methods, with intervals and p corrected by Bonferroni for this many."""
+    higher, confidence = metric.higher_is_better, 1 - LEVEL / asked
+    found = compare(draws, metric.key, pairs, higher_is_better=higher, confidence=confidence)
+    return [verdict._replace(p_value=min(1.0, asked * verdict.p_value)) for verdict in found]
+
+
 def comparison_cells(
     table: Mapping[str, Row], metrics: Sequence[Metric], draws: Sequence[Draw], published: Published | None = None
 ) -> dict[str, list[Cell]]:
     """Method → a cell per metric; where no method is told apart from the best, no cell is marked."""
-    names = {metric.key: best_by(table, metric, draws) for metric in metrics}
-    marked = {key: found if len(found) < len(table) else () for key, found in names.items()}
-    numbers = published or {}
-    return {
-        method: [
-            Cell(row[m.key], method in marked[m.key], numbers.get(method, {}).get(m.key), m.digits) for m in metrics
-        ]
-        for method, row in table.items()
-    }
+    cells: dict[str, list[Cell]] = {method: [] for method in table}
+    for metric in metrics:
+        names = best_by(table, metric, draws)
+        for method, row in table.items():
+            number = (published or {}).get(method, {}).get(metric.key)
+            is_best = method in names and len(names) < len(table)
+            cells[method].append(Cell(row[metric.key], is_best, number, metric.digits))
+    return cells
 
 
 def check_splits(runs: Sequence[Run]) -> None:
     """Runs whose test rows are drawn in different ways are not compared."""
     first, *others = runs
     for run in others:
-        splits = first.compared[0].split, run.compared[0].split
+        splits = first.compared[0].drawn.split, run.compared[0].drawn.split
         if splits[0] != splits[1]:
             raise InputError(
                 f"the test rows of {first.name} are drawn with split = {splits[0]!r} and those of {run.name} with "
@@ -284,11 +301,6 @@ def best_methods(run: Run, limit: int) -> tuple[str, ...]:
     return tuple(method for method in run.methods if method in ranked)
 
 
-# -- groups ------------------------------------------------------------------------------------------------------------
-
-_MAX_GROUPS = 12  # with a column each
-
-
 class GroupTable(NamedTuple):
     """The comparison of methods for one grouping."""
 
@@ -298,6 +310,10 @@ class GroupTable(NamedTuple):
     rows: dict[str, Row]  # by method
     draws: list[Draw]
     worst: dict[str, str]  # method → its worst group; empty: seeds have no common groups
+
+    def cells(self, metrics: Sequence[Metric]) -> dict[str, list[Cell]]:
+        """The cells of these columns by method."""
+        return comparison_cells(self.rows, metrics, self.draws)
 
 
 def group_tables(run: Run) -> list[GroupTable]:
@@ -313,7 +329,7 @@ def group_tables(run: Run) -> list[GroupTable]:
         names = [n for n in first[column].values if all(n in g.values for seeds in found.values() for g in seeds)]
         if column == RANGE and any(list(g.values) != names for seeds in found.values() for g in seeds):
             names = []
-        draws = [_draw_of_groups(seed_run, list(first).index(column), list(first)) for seed_run in run.compared]
+        draws = [_draw_of_groups(seed_run, column, list(first)) for seed_run in run.compared]
         present = draws[0].total.sum(0).nonzero().flatten().tolist()
         place = dict(zip(first[column].values, present, strict=True))
         groups = tuple(replace(_column(score, f"group {n}", n, about), compared=f"group {place[n]}") for n in names)
@@ -323,20 +339,14 @@ def group_tables(run: Run) -> list[GroupTable]:
             for method, seeds in found.items()
         }
         choose = min if score.higher_is_better else max
-        worst = {
-            m: choose(names, key=lambda n, row=row: row[f"group {n}"].mean)  # type: ignore[misc]
-            for m, row in rows.items()
-            if names
-        }
+        means = {m: {n: row[f"group {n}"].mean for n in names} for m, row in rows.items() if names}
+        worst = {m: choose(of_groups, key=of_groups.__getitem__) for m, of_groups in means.items()}
         tables.append(GroupTable(column, groups if len(groups) <= _MAX_GROUPS else (), metrics, rows, draws, worst))
     return tables
 
 
-def _draw_of_groups(seed_run: SeedRun, place: int, columns: Sequence[str]) -> Draw:
-    by_method = {
-        name: list(counts.by_grouping(seed_run.total, columns).values())[place]
-        for name, counts in seed_run.counts.items()
-    }
+def _draw_of_groups(seed_run: SeedRun, column: str, columns: Sequence[str]) -> Draw:
+    by_method = {n: counts.by_grouping(seed_run.total, columns)[column] for n, counts in seed_run.counts.items()}
     total = next(iter(by_method.values())).total
     return Draw(sums={n: found.sums for n, found in by_method.items()}, total=total, new_data=seed_run.generated)
 

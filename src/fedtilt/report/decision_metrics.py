@@ -85,15 +85,9 @@ def _cells(
     for name in names:
         values = SeedValues(tuple(frame.overall_estimates[name].value for frame in frames))
         interval = frames[0].overall_estimates[name].interval
-        if several:
-            uncertainty = f"± {values.std:.3f}"
-        else:
-            uncertainty = f"{interval.low:.3f} to {interval.high:.3f}" if interval.kind else ""
-        cells.append(MetricCell(values.mean, uncertainty, interval.kind))
+        of_rows = f"{interval.low:.3f} to {interval.high:.3f}" if interval.kind else ""
+        cells.append(MetricCell(values.mean, f"± {values.std:.3f}" if several else of_rows, interval.kind))
     return cells
-
-
-# -- figures ---------------------------------------------------------------------------------------------------------
 
 
 def decision_figures(
@@ -112,9 +106,8 @@ def decision_figures(
 def _pooled(by_seed: Sequence[Predictions]) -> PredictedClasses:
     """The samples of all seeds together."""
     samples = [with_targets(p) for p in by_seed]
-    return PredictedClasses(
-        np.concatenate([s.labels for s in samples]), np.concatenate([s.probabilities for s in samples])
-    )
+    labels, probabilities = zip(*((s.labels, s.probabilities) for s in samples), strict=True)
+    return PredictedClasses(np.concatenate(labels), np.concatenate(probabilities))
 
 
 def _dotted(x: list[float], y: list[float]) -> dict[str, Any]:
@@ -133,10 +126,8 @@ def _threshold_curves(predictions: PredictionsBySeed, styles: Mapping[str, Style
     from sklearn.metrics import precision_recall_curve, roc_curve  # slow to import
 
     name, share = next(iter(predictions.values()))[0].class_names[label], 0.0
-    roc, precision_recall = (
-        _Curves("%{y:.0f} % found, %{x:.0f} % false alarms"),
-        _Curves("%{x:.0f} % found, %{y:.0f} % right"),
-    )
+    roc = _Curves("%{y:.0f} % found, %{x:.0f} % false alarms")
+    precision_recall = _Curves("%{x:.0f} % found, %{y:.0f} % right")
     for method, by_seed in predictions.items():
         samples = _pooled(by_seed)
         is_class, score = samples.labels == label, samples.probabilities[:, label]

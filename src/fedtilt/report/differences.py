@@ -4,10 +4,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from fedtilt.evaluation.client_differences import Draw
 from fedtilt.evaluation.over_seeds import SeedValues
-from fedtilt.evaluation.verdicts import LEVEL, Verdict, compare
-from fedtilt.report.compare import Metric, check_splits, comparison_table, draws_of, overview_metrics
+from fedtilt.evaluation.verdicts import Verdict
+from fedtilt.report.compare import Metric, check_splits, compare_several, comparison_table, draws_of, overview_metrics
 from fedtilt.report.run_reader import Run, SeedRun
 from fedtilt.storage.provenance import flat_settings
 
@@ -45,31 +47,31 @@ def differences(first: Run, second: Run) -> RunDifferences:
     check_splits([first, second])
     metrics = overview_metrics(first, second)
     numbers = [{seed_run.seed: n for n, seed_run in enumerate(run.compared)} for run in (first, second)]
-    common = [
-        (n, numbers[1][seed])
-        for seed, n in numbers[0].items()
-        if seed in numbers[1] and _same_rows(first.compared[n], second.compared[numbers[1][seed]])
-    ]
+    both = [(n, numbers[1][seed]) for seed, n in numbers[0].items() if seed in numbers[1]]
+    common = [(n, m) for n, m in both if _same_rows(first.compared[n], second.compared[m])]
     tables = [comparison_table(run, "evaluated") for run in (first, second)]
     methods = [method for method in tables[0] if method in tables[1]]
     drawn = [draws_of(run) for run in (first, second)]
     paired = [_both(drawn[0][n], drawn[1][m], methods) for n, m in common]
     rows: dict[str, list[MetricChange]] = {method: [] for method in methods}
     for metric in metrics:
-        found = _compare(paired, metric, methods) if paired else dict.fromkeys(methods)
-        for method in methods:
+        pairs = [(f"1 {name}", f"0 {name}") for name in methods]
+        found = compare_several(paired, metric, pairs, len(pairs)) if paired else [None] * len(pairs)
+        for method, verdict in zip(methods, found, strict=True):
             a, b = (table[method][metric.key] for table in tables)
             if common:
                 a, b = (SeedValues(tuple(v.values[pair[n]] for pair in common)) for n, v in enumerate((a, b)))
-            rows[method].append(_change(a.mean, b.mean, metric, found[method]))
+            rows[method].append(_change(a.mean, b.mean, metric, verdict))
     changed = list(_changed(first.fingerprint, second.fingerprint))
-    other = [text for key, text in _DIGESTS.items() if _differ(first.fingerprint, second.fingerprint, key)]
+    # the digest of a partition also says which clients have outliers
+    same_outliers = first.fingerprint.get("outliers") == second.fingerprint.get("outliers")
+    digests = {("sizes" if key == "partition" and not same_outliers else key): what for key, what in _DIGESTS.items()}
+    other = [what for key, what in digests.items() if first.fingerprint.get(key) != second.fingerprint.get(key)]
     return RunDifferences(metrics, rows, changed[:_MAX_SETTINGS], ", ".join(other), len(common))
 
 
 def _same_rows(first: SeedRun, second: SeedRun) -> bool:
-    same = first.total.shape == second.total.shape and bool((first.total == second.total).all())
-    return same and first.client_names == second.client_names
+    return torch.equal(first.total, second.total) and first.client_names == second.client_names
 
 
 def _both(first: Draw, second: Draw, methods: Sequence[str]) -> Draw:
@@ -77,19 +79,9 @@ def _both(first: Draw, second: Draw, methods: Sequence[str]) -> Draw:
     draws = (first, second)
     return Draw(
         sums={f"{number} {name}": draws[number].sums[name] for name in methods for number in (0, 1)},
-        total=first.total,
-        rows=lambda name: draws[int(name[0])].rows(name[2:]),
-        new_data=first.new_data,
+        total=first.total, rows=lambda name: draws[int(name[0])].rows(name[2:]), new_data=first.new_data,
         chance=lambda name: draws[int(name[0])].chance_of(name[2:]),
-    )
-
-
-def _compare(draws: Sequence[Draw], metric: Metric, methods: Sequence[str]) -> dict[str, Verdict | None]:
-    """By method, with the intervals and p corrected for all of them by Bonferroni."""
-    pairs, higher = [(f"1 {name}", f"0 {name}") for name in methods], metric.higher_is_better
-    found = compare(draws, metric.key, pairs, higher_is_better=higher, confidence=1 - LEVEL / len(methods))
-    corrected = (verdict._replace(p_value=min(1.0, len(methods) * verdict.p_value)) for verdict in found)
-    return dict(zip(methods, corrected, strict=True))
+    )  # fmt: skip
 
 
 def _change(first: float, second: float, metric: Metric, verdict: Verdict | None) -> MetricChange:
@@ -101,12 +93,6 @@ def _change(first: float, second: float, metric: Metric, verdict: Verdict | None
         low, high = (f"{end:+.{metric.digits}f}".replace("-", "−") for end in ends)
         change += f" ({low} to {high})"
     return MetricChange(first, second, change, verdict.sign())
-
-
-def _differ(first: Mapping[str, Any], second: Mapping[str, Any], key: str) -> bool:
-    if key == "partition" and first.get("outliers") != second.get("outliers"):
-        key = "sizes"  # the digest of a partition also says which clients have outliers
-    return first.get(key) != second.get(key)
 
 
 def _changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

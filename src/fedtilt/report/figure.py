@@ -32,10 +32,8 @@ def figure_layout(height: int, legend_names: Sequence[str] = (), **layout: Any) 
     widest = max((7 * len(plotly_text(name)) + 50 for name in legend_names), default=1)
     height += 20 * (len(legend_names) // max(1, 290 // widest))
     margin = {"l": 52, "r": 12, "t": 12, "b": 44}
-    legend = {
-        "orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left", "maxheight": 400,
-        "tracegroupgap": 0,
-    }  # fmt: skip
+    legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left", "maxheight": 400}
+    legend["tracegroupgap"] = 0
     return {"height": height, "margin": margin, "legend": legend, "hovermode": "closest"} | layout
 
 
@@ -72,12 +70,9 @@ def heat(method: str, x: list[str], y: list[str], z: Any, text: Any, hover: str,
 def heat_layout(height: int, x: str, y: str, largest: float, unit: str, **scale: Any) -> dict[str, Any]:
     """The layout of `heat` with the titles of its axes and its largest value."""
     bar = {"thickness": 10, "outlinewidth": 0, "ticksuffix": unit}
-    return figure_layout(
-        height,
-        xaxis=axis(x, type="category", nticks=25),
-        yaxis=axis(y, type="category", autorange="reversed"),
-        coloraxis={"cmin": 0, "cmax": largest, "colorbar": bar} | scale,
-    )
+    x_axis, y_axis = axis(x, type="category", nticks=25), axis(y, type="category", autorange="reversed")
+    colours = {"cmin": 0, "cmax": largest, "colorbar": bar} | scale
+    return figure_layout(height, xaxis=x_axis, yaxis=y_axis, coloraxis=colours)
 
 
 def capitalise(text: str) -> str:

@@ -10,21 +10,9 @@ import torch
 from fedtilt.data.groups import in_words
 from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.scores import ACCURACY, client_scores, scores_of
+from fedtilt.report import figure as drawing
 from fedtilt.report.compare import Metric, best_methods, fairness_metrics, metrics_of, rare_class
-from fedtilt.report.figure import (
-    Figure,
-    Style,
-    axis,
-    axis_labels,
-    capitalise,
-    figure_layout,
-    heat,
-    heat_layout,
-    line,
-    plotly_text,
-    round4,
-    trace,
-)
+from fedtilt.report.figure import Figure, Style, axis, axis_labels, capitalise, figure_layout, line, plotly_text, round4
 from fedtilt.report.run_reader import Run, SeedRun
 from fedtilt.report.verdict import gains_of
 
@@ -38,17 +26,12 @@ GAIN_SYMBOLS = ("circle", "diamond", "square")
 
 def build_figures(run: Run, styles: dict[str, Style]) -> dict[str, list[Figure]]:
     """Section → its figures."""
-    methods = best_methods(run, MAX_METHODS)
+    methods, metrics = best_methods(run, MAX_METHODS), (metrics_of(run)[0], *fairness_metrics(run))
     return {
-        "curves": [
-            learning_curve(run, methods, styles, metric) for metric in (metrics_of(run)[0], *fairness_metrics(run))
-        ],
+        "curves": [learning_curve(run, methods, styles, metric) for metric in metrics],
         "clients": [sorted_clients(run, methods, styles), histogram(run, methods, styles), *who_gains(run, methods)],
         "classes": [heat_map(run, methods)],
     }
-
-
-# -- learning curves ---------------------------------------------------------------------------------------------------
 
 
 def learning_curve(run: Run, methods: Sequence[str], styles: dict[str, Style], metric: Metric) -> Figure:
@@ -88,17 +71,13 @@ def learning_curve(run: Run, methods: Sequence[str], styles: dict[str, Style], m
 
 
 def _band(method: str, style: Style, points: list[tuple[int, float, float]], most: float) -> dict[str, Any]:
-    low = [(x, max(0.0, mean - std)) for x, mean, std in points]
-    high = [(x, min(most, mean + std)) for x, mean, std in points]
-    outline = high + low[::-1]
+    outline = [(x, min(most, mean + std)) for x, mean, std in points]
+    outline += [(x, max(0.0, mean - std)) for x, mean, std in reversed(points)]
     return {
         "type": "scatter", "mode": "lines", "fill": "toself", "fillcolor": style.faint(0.14), "line": {"width": 0},
         "x": [x for x, _ in outline], "y": [round4(y) for _, y in outline], "hoverinfo": "skip", "showlegend": False,
         "legendgroup": plotly_text(method), "name": plotly_text(method), "meta": {"band": method},
     }  # fmt: skip
-
-
-# -- clients -----------------------------------------------------------------------------------------------------------
 
 
 def sorted_clients(run: Run, methods: Sequence[str], styles: dict[str, Style]) -> Figure:
@@ -203,12 +182,8 @@ def who_gains(run: Run, methods: Sequence[str]) -> list[Figure]:
         f"The difference of every client by {best} to its model alone, and to pooled rows, with a 95 % interval of its "
         "test samples (Bonett and Price); above 0 the client gains. Click a name to show it."
     )
-    return [
-        Figure(
-            name="gains", title="Who gains", note=note, data=data, layout=layout,
-            columns=("method", "against", "client", "samples", "difference", "low", "high", "outcome"), rows=rows,
-        )
-    ]  # fmt: skip
+    columns = ("method", "against", "client", "samples", "difference", "low", "high", "outcome")
+    return [Figure(name="gains", title="Who gains", note=note, data=data, layout=layout, columns=columns, rows=rows)]
 
 
 def histogram(run: Run, methods: Sequence[str], styles: dict[str, Style]) -> Figure:
@@ -229,7 +204,7 @@ def histogram(run: Run, methods: Sequence[str], styles: dict[str, Style]) -> Fig
         share = (100 * count / len(values[method])).tolist()
         rows += [(method, edges[b], edges[b + 1], int(count[b]), share[b]) for b in range(BINS)]
         data.append(
-            trace(
+            drawing.trace(
                 "bar", method, yaxis=y_axis, xaxis="x", width=width * 0.92, marker={"color": styles[method].color},
                 x=[round4(edge + width / 2) for edge in edges[:-1]], y=[round4(s) for s in share],
                 text=[f"{low:g} to {high:g}{unit}" for low, high in pairwise(edges)],
@@ -252,9 +227,6 @@ def histogram(run: Run, methods: Sequence[str], styles: dict[str, Style]) -> Fig
     )  # fmt: skip
 
 
-# -- classes -----------------------------------------------------------------------------------------------------------
-
-
 def heat_map(run: Run, methods: Sequence[str]) -> Figure:
     """The score in every class or group of every client, one method and seed at a time."""
     data: list[dict[str, Any]] = []
@@ -266,35 +238,33 @@ def heat_map(run: Run, methods: Sequence[str]) -> Figure:
         client_names, class_names = seed_run.client_names, seed_run.class_names
         clients = _sample_worst(seed_run, methods, 1, MAX_HEAT_CLIENTS)
         labels = _sample_worst(seed_run, methods, 0, MAX_HEAT_CLASSES)
-        for what, sample, count in (
-            ("clients", clients, len(client_names)),
-            (in_words(group), labels, len(class_names)),
-        ):
+        of_labels = in_words(group), labels, len(class_names)
+        for what, sample, count in (("clients", clients, len(client_names)), of_labels):
             if len(sample) < count:
                 notes.append(f"Shows {len(sample)} of {count:,} {what}: the {len(sample) // 2} worst and a sample.")
         x, y = axis_labels([client_names[i] for i in clients]), axis_labels([class_names[k] for k in labels])
         total = seed_run.total[clients][:, labels].T  # (classes, clients)
         for method in methods:
             sums = seed_run.sums(method)[clients][:, labels].transpose(0, 1)
-            values = score.values(sums, total.clamp(min=1))
+            scores = score.values(sums, total.clamp(min=1))
             z: list[list[float | None]] = [[None] * len(clients) for _ in labels]
             text = [[""] * len(clients) for _ in labels]
             for k, i in (total > 0).nonzero().tolist():
                 samples, correct = int(total[k, i]), [int(sums[k, i])] if score is ACCURACY else []
-                z[k][i] = round4(values[k, i])
+                z[k][i] = round4(scores[k, i])
                 text[k][i] = f"{correct[0]} of {samples}" if correct else f"{samples} samples"
                 names = client_names[clients[i]], class_names[labels[k]]
-                rows.append((method, seed_run.seed, *names, *correct, samples, float(values[k, i])))
+                rows.append((method, seed_run.seed, *names, *correct, samples, float(scores[k, i])))
             hover = f"client %{{x}}, {plotly_text(group)} %{{y}}: %{{z:.1f}}{unit} (%{{text}})"
             meta = {"method": method, "seed": str(seed_run.seed)}
-            data.append(heat(method, x, y, z, text, hover, meta=meta, visible=not data, hoverongaps=False))
+            data.append(drawing.heat(method, x, y, z, text, hover, meta=meta, visible=not data, hoverongaps=False))
     class_count = max(len(trace["y"]) for trace in data)
     label_height = 5 * max(len(name) for trace in data for name in trace["x"])  # long client names are slanted
-    largest = (
-        100.0 if score.unit == "%" else max((z for trace in data for row in trace["z"] for z in row if z), default=1)
-    )
+    values = [z for trace in data for row in trace["z"] for z in row if z]
+    largest = 100.0 if score.unit == "%" else max(values, default=1)
     height = 120 + label_height + min(max(class_count, 4) * 24, 640)
-    layout = heat_layout(height, "client", plotly_text(group), largest, unit, reversescale=not score.higher_is_better)
+    scale = {"reversescale": not score.higher_is_better}
+    layout = drawing.heat_layout(height, "client", plotly_text(group), largest, unit, **scale)
     selectors = {"method": list(methods), "seed": [str(seed_run.seed) for seed_run in run.compared]}
     return Figure(
         name="classes", title=f"{capitalise(score.title)} by {group} and client", note=" ".join(dict.fromkeys(notes)),

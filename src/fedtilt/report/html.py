@@ -24,12 +24,9 @@ from fedtilt.version import __version__
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("fedtilt.report"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=PackageLoader("fedtilt.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=StrictUndefined,
-    )
+    )  # fmt: skip
     environment.filters |= {"text": text, "mean_std": format_mean_std, "difference": format_difference}
     return environment
 

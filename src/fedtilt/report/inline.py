@@ -39,29 +39,22 @@ def plot(result: Result) -> Figures:
     run = as_run(result)
     figures = [figure for group in build_figures(run, styles(run.methods)).values() for figure in group]
     main = f'<div class="grid two">{"".join(map(html.figure, figures))}</div>'
-    return Figures(
-        html.document(title="fedtilt: figures", what="figures", main=main, footer=f"Drawn by fedtilt {__version__}.")
-    )
+    footer = f"Drawn by fedtilt {__version__}."
+    return Figures(html.document(title="fedtilt: figures", what="figures", main=main, footer=footer))
 
 
 def as_run(result: Result) -> Run:
     """A result as a run of one seed without a folder."""
     first = next(iter(result.values()))
     never = torch.zeros(len(first.total), dtype=torch.bool)
+    groups = {name: tuple(found.group_counts.values())[1:] for name, found in result.items()}
     seed_run = SeedRun(
-        seed=0,
-        history={name: found.history for name, found in result.items()},
-        counts={
-            name: Counts(found.sums, None, never, tuple(found.group_counts.values())[1:])
-            for name, found in result.items()
-        },
-        drawn=DrawnRows(fixed_shares=first.fixed_shares),
-        total=first.total,
+        seed=0, history={name: found.history for name, found in result.items()},
+        counts={name: Counts(found.sums, None, never, groups[name]) for name, found in result.items()},
+        drawn=DrawnRows(fixed_shares=first.fixed_shares), total=first.total, client_names=first.client_names,
         has_outliers=never if result.has_outliers is None else result.has_outliers,
-        client_names=first.client_names,
-        class_names=first.table()[2],
-        group=first.group,
-    )
+        class_names=first.table()[2], group=first.group,
+    )  # fmt: skip
     settings = {"methods": {name: {} for name in result}, "train": {"rounds": first.history[-1][0]}}
     return Run(
         folder=Path(), name="", started="", environment={}, fingerprint=settings, spec=None, seeds=(0,),

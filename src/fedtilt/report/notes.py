@@ -40,9 +40,6 @@ def model_notes(run: Run) -> list[Note]:
     return [note for about in (_personal_models, _one_class, _collapse, _few_samples) for note in about(run)]
 
 
-# -- the run -----------------------------------------------------------------------------------------------------------
-
-
 def _unfinished(run: Run) -> Iterator[Note]:
     if run.finished:
         return
@@ -74,11 +71,11 @@ def _never_selected(run: Run) -> Iterator[Note]:
     counts = [summary.never_selected for summary in summaries if summary.personal is not None]
     if most := max(counts, default=0):
         count = most if most == min(counts) else f"Up to {most}"
-        yield Note(
-            "never selected",
-            f"{count} of {run.compared[0].clients:,} clients were never selected and are evaluated on the shared "
-            f"model; the table “{VIEWS['ever_selected'].title}” of the report leaves them out.",
+        who = (
+            f"{count} of {run.compared[0].clients:,} clients were never selected and are evaluated on the shared model"
         )
+        remedy = f"the table “{VIEWS['ever_selected'].title}” of the report leaves them out"
+        yield Note("never selected", f"{who}; {remedy}.")
 
 
 def _without_test_data(run: Run) -> Iterator[Note]:
@@ -97,12 +94,10 @@ def _without_test_data(run: Run) -> Iterator[Note]:
 def _privacy(run: Run) -> Iterator[Note]:
     privacy = run.compared[0].last(run.methods[0]).privacy
     if privacy is not None:
-        yield Note(
-            "privacy",
-            f"Client-level differential privacy: epsilon {privacy.epsilon:.3g} at delta {privacy.delta:g} after round "
-            f"{run.round}, with noise multiplier {privacy.noise:g}. It covers the shared model of one method, but "
-            "neither personal models nor the counts of predictions.",
-        )
+        spent = f"epsilon {privacy.epsilon:.3g} at delta {privacy.delta:g} after round {run.round}"
+        covers = "the shared model of one method, but neither personal models nor the counts of predictions"
+        noise = f"with noise multiplier {privacy.noise:g}. It covers {covers}."
+        yield Note("privacy", f"Client-level differential privacy: {spent}, {noise}")
 
 
 def _attack(run: Run) -> Iterator[Note]:
@@ -113,10 +108,9 @@ def _attack(run: Run) -> Iterator[Note]:
     seed_run = run.compared[0]
     names, clients = [seed_run.client_names[client] for client in seed_run.attackers], seed_run.clients
     seed = f"in seed {seed_run.seed}: " if len(run.compared) > 1 else ""
-    text = (
-        f"Attack {attack['kind']} from round {attack['from_round']} on, by {len(names)} of {clients:,} clients "
-        f"({seed}{first_names(names, _NAMED)}); all metrics are over the other {clients - len(names):,}"
-    )
+    who = f"by {len(names)} of {clients:,} clients ({seed}{first_names(names, _NAMED)})"
+    text = f"Attack {attack['kind']} from round {attack['from_round']} on, {who}; all metrics are over the other "
+    text += f"{clients - len(names):,}"
     success = {m: [s.last(m).attack_success for s in run.compared] for m in run.methods}
     means = {m: fmean(v for v in values if v is not None) for m, values in success.items() if None not in values}
     shown = join_words([f"{method} {value:.1f} %" for method, value in means.items()]) if means else ""
@@ -125,13 +119,8 @@ def _attack(run: Run) -> Iterator[Note]:
 
 def _outliers(run: Run) -> Iterator[Note]:
     if any(seed_run.last(method).clean for seed_run in run.compared for method in run.methods):
-        yield Note(
-            "outliers",
-            f"Only some clients have outliers; the table “{VIEWS['clean'].title}” of the report leaves them out.",
-        )
-
-
-# -- the models, from counts alone -------------------------------------------------------------------------------------
+        remedy = f"the table “{VIEWS['clean'].title}” of the report leaves them out"
+        yield Note("outliers", f"Only some clients have outliers; {remedy}.")
 
 
 def _personal_models(run: Run) -> Iterator[Note]:
@@ -143,18 +132,15 @@ def _personal_models(run: Run) -> Iterator[Note]:
     for method, means in noticed.items():
         chance = "" if adjusted[method] <= LEVEL else ", which may be chance"
         values = [run.score.text(v, 1) if run.score.unit else f"{v:.4g}" for v in means]
-        yield Note(
-            "personal models",
-            f"The personal models of {method} are worse than its shared model: {run.score.title} {values[0]} against "
-            f"{values[1]}, mean over clients{chance}. Raise mu, or use the shared model.",
-        )
+        scores = f"{run.score.title} {values[0]} against {values[1]}, mean over clients{chance}"
+        worse = f"The personal models of {method} are worse than its shared model"
+        yield Note("personal models", f"{worse}: {scores}. Raise mu, or use the shared model.")
 
 
 def _personal_and_shared(run: Run, method: str) -> tuple[float, float] | None:
     """The mean scores of the personal models and of the shared one, if the former are noticeably worse."""
-    counts = [(seed_run.counts[method], seed_run.total) for seed_run in run.compared]
     personal, shared = (
-        fmean(float(client_scores(getattr(found, kind), total).mean()) for found, total in counts)
+        fmean(float(client_scores(getattr(s.counts[method], kind), s.total).mean()) for s in run.compared)
         for kind in ("personal", "shared")
     )
     worse = shared - personal if run.score.higher_is_better else personal - shared
@@ -162,12 +148,11 @@ def _personal_and_shared(run: Run, method: str) -> tuple[float, float] | None:
 
 
 def _personal_against_shared(run: Run, method: str) -> Verdict:
-    draws = []
+    draws, higher = [], run.score.higher_is_better
     for seed_run in run.compared:
         counts = seed_run.counts[method]
         sums = {"personal": counts.evaluated, "shared": counts.shared}
         draws.append(Draw(sums=sums, total=seed_run.total, new_data=seed_run.generated))
-    higher = run.score.higher_is_better
     return compare(draws, run.score.name, [("personal", "shared")], higher_is_better=higher)[0]
 
 

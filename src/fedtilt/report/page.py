@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,9 @@ from fedtilt.report.verdict import thresholds, verdict
 from fedtilt.storage.predictions import declared_sets
 from fedtilt.version import __version__
 
+_COVERAGE, _BAD_SHARE = 0.9, 0.1  # of prediction sets
+_MAX_METHODS_WITH_SETS = 4
+
 
 def build_page(runs: Sequence[Run], published: Sequence[compare.Published], folder: Path) -> str:
     """The whole page, a section per run with its published numbers; links are relative to the folder of the page."""
@@ -34,7 +37,12 @@ def build_page(runs: Sequence[Run], published: Sequence[compare.Published], fold
     main = html.render(
         "report.html.j2",
         runs=[
-            _run_values(i, run, numbers, method_styles, folder) | {"overview": _overview(run, overview)}
+            _run_values(i, run, numbers, method_styles, folder)
+            | {
+                "overview": compare.comparison_cells(
+                    compare.comparison_table(run, "evaluated"), overview, compare.draws_of(run)
+                )
+            }
             for i, (run, numbers) in enumerate(zip(runs, published, strict=True))
         ],
         overview_metrics=overview,
@@ -43,11 +51,9 @@ def build_page(runs: Sequence[Run], published: Sequence[compare.Published], fold
         differences=differences(*runs) if len(runs) == 2 else None,
     )
     return html.document(
-        title=f"fedtilt: {runs[0].name}" if len(runs) == 1 else f"fedtilt: {len(runs)} runs",
-        what="report",
-        main=main,
+        title=f"fedtilt: {runs[0].name}" if len(runs) == 1 else f"fedtilt: {len(runs)} runs", what="report", main=main,
         footer=f"Written by fedtilt {__version__} from run folders, without training.",
-    )
+    )  # fmt: skip
 
 
 def _run_values(
@@ -56,98 +62,38 @@ def _run_values(
     key = f"run-{number}"
     figures = build_figures(run, method_styles)
     decision = decision_metrics(run, method_styles)
-    return {
-        "number": number,
-        "key": key,
-        "name": run.name,
-        "facts": summary.facts(run),
-        "headline": summary.headline(run),
-        "worst_scores": summary.worst_scores(run),
-        "beyond_chance": summary.fairness_beyond_chance(run),
-        "certificate": summary.certificates(run),
-        "verdict": [*verdict(run), *thresholds(run)],
+    return _settings(run) | {
+        "number": number, "key": key, "name": run.name, "facts": summary.facts(run), "headline": summary.headline(run),
+        "worst_scores": summary.worst_scores(run), "beyond_chance": summary.fairness_beyond_chance(run),
+        "certificate": summary.certificates(run), "verdict": [*verdict(run), *thresholds(run)],
         "notes": [note.text for note in notes(run)],
         "about_data": list(dict.fromkeys(text for seed_run in run.compared for text in seed_run.about_data)),
         "audit": os.path.relpath(audit, folder) if (audit := run.folder / "audit.html").exists() else "",
         "groups_in_words": in_words(run.group),
-        "views": [
-            {
-                "key": view,
-                "title": compare.VIEWS[view].title,
-                "description": compare.VIEWS[view].description,
-                "metrics": metrics,
-                "rows": compare.comparison_cells(
-                    table, metrics, compare.draws_of(run, view), published if view == "evaluated" else {}
-                ),
-                "baselines": _baseline_cells(run, metrics) if view == "evaluated" else {},
-            }
-            for view, table in compare.comparison_tables(run).items()
-            for metrics in [compare.view_metrics(run, view)]
-        ],
-        "groups": [
-            {
-                "column": table.column,
-                "metrics": metrics,
-                "rows": compare.comparison_cells(table.rows, metrics, table.draws),
-            }
-            for table in compare.group_tables(run)
-            for metrics in [(*table.groups, *table.metrics)]
-        ],
+        "views": compare.view_tables(run, published),
+        "groups": [(table, table.cells((*table.groups, *table.metrics))) for table in compare.group_tables(run)],
         "is_rare": bool(compare.rare_metrics(run)),
         "decision": decision._replace(figures=[]),
         "decision_figures": [html.figure(figure, f"{key}-") for figure in decision.figures],
         "sets": prediction_sets_table(run),
-        "has_published": bool(published),
-        "round": run.round,
-        "several_seeds": len(run.compared) > 1,
-        "methods": len(run.methods),
-        "figure_methods": len(compare.best_methods(run, MAX_METHODS)),
-        "figures": {
-            section: [html.figure(figure, f"{key}-") for figure in group] for section, group in figures.items()
-        },
-        "worst_clients": _worst_clients(run),
-        "started": run.started,
-        "seeds": run.seeds,
+        "figures": {name: [html.figure(figure, f"{key}-") for figure in group] for name, group in figures.items()},
+        "figure_methods": len(compare.best_methods(run, MAX_METHODS)), "methods": len(run.methods),
+        "worst_clients": _worst_clients(run), "has_published": bool(published), "round": run.round,
+        "several_seeds": len(run.compared) > 1, "seeds": run.seeds, "started": run.started,
         "environment": run.environment,
-    } | _settings(run)
-
-
-def _overview(run: Run, metrics: Sequence[compare.Metric]) -> dict[str, list[compare.Cell]]:
-    return compare.comparison_cells(compare.comparison_table(run, "evaluated"), metrics, compare.draws_of(run))
-
-
-def _baseline_cells(run: Run, metrics: Sequence[compare.Metric]) -> dict[str, list[compare.Cell | None]]:
-    """Baseline → a cell per metric; None: its predictions are not stored."""
-    return {
-        name: [compare.Cell(row[m.key], is_best=False, digits=m.digits) if m.key in row else None for m in metrics]
-        for name, row in compare.baseline_table(run).items()
-    }
+    }  # fmt: skip
 
 
 def _worst_clients(run: Run) -> dict[str, Any]:
-    methods, choose = compare.best_methods(run, MAX_METHODS), max if run.score.higher_is_better else min
-    worst = weak_spots.worst_clients(run, methods)
-    personal = [m for m in methods if run.compared[0].counts[m].personal is not None]
-    rows = []
-    for seed_run, client, samples, values in worst:
-        best = choose(values.values())
-        never_selected = any(bool(seed_run.counts[m].never_selected[client]) for m in personal)
-        rows.append(
-            {
-                "client": seed_run.client_names[client],
-                "seed": seed_run.seed,
-                "samples": samples,
-                "has_outliers": bool(seed_run.has_outliers[client]),
-                "selected": not never_selected,
-                "scores": [(v, len(values) > 1 and round(v, 1) == round(best, 1)) for v in values.values()],
-            }
-        )
+    methods = compare.best_methods(run, MAX_METHODS)
+    rows = weak_spots.worst_clients(run, methods)
+    counts = [seed_run.counts[method] for seed_run in run.compared for method in methods]
     return {
         "methods": methods,
         "rows": rows,
         "count": sum(len(seed_run.tested) for seed_run in run.compared),
-        "show_outliers": any(entry.seed_run.some_have_outliers for entry in worst),
-        "show_selected": any(s.counts[m].never_selected.any() for s in run.compared for m in personal),
+        "show_outliers": any(row.seed_run.some_have_outliers for row in rows),
+        "show_selected": any(c.personal is not None and bool(c.never_selected.any()) for c in counts),
     }
 
 
@@ -168,13 +114,6 @@ def _settings(run: Run) -> dict[str, str]:
     return {"settings_name": "spec.toml", "settings": run.spec, "commands": commands}
 
 
-# -- prediction sets --------------------------------------------------------------------------------------------------
-
-_COVERAGE, _BAD_SHARE = 0.9, 0.1
-_MAX_METHODS_WITH_SETS = 4
-_MAX_CLIENTS = 40  # of a table; beyond, those with the lowest coverage
-
-
 def prediction_sets(run: Run) -> dict[str, PredictionSets]:
     """The sets of the best methods in the first seed; empty if there are no scores of validation data, or too few."""
     found, seed_run = {}, run.compared[0]
@@ -191,36 +130,18 @@ def prediction_sets(run: Run) -> dict[str, PredictionSets]:
     return found
 
 
-def _sentences(sets: Mapping[str, PredictionSets]) -> dict[str, str]:
-    """A sentence per method and, if clients use the samples of others, one for sets that bad clients cannot spoil."""
-    found = {method: str(of_method) for method, of_method in sets.items()}
-    for method, of_method in sets.items():
-        if any(rule.clients > 1 for rule in of_method.rules.values()):
-            with suppress(InputError):  # too few samples are left without those that may be bad
-                found[f"{method}, if clients may be bad"] = str(replace(of_method, bad_share=_BAD_SHARE))
-    return found
-
-
 def prediction_sets_table(run: Run) -> dict[str, Any]:
-    """What the page shows: a sentence per method, and a row per client."""
+    """What the page shows: a sentence per method, and a row per client, the lowest coverage first.
+
+    If clients use the samples of others, another sentence is about sets that bad clients cannot spoil.
+    """
     sets = prediction_sets(run)
     if not sets:
         return {}
-    first = next(iter(sets.values()))
-    clients = sorted(first.rules, key=lambda n: min(found.shares[n] for found in sets.values()))
-    return {
-        "coverage": 100 * _COVERAGE,
-        "methods": list(sets),
-        "sentences": _sentences(sets),
-        "clients": len(clients),
-        "rows": [
-            {
-                "client": first.client_names[n],
-                "test": len(first.test[n]),
-                "validation": first.rules[n].samples,
-                "of_clients": first.rules[n].clients,
-                "shares": [found.shares[n] for found in sets.values()],
-            }
-            for n in clients[:_MAX_CLIENTS]
-        ],
-    }
+    sentences = {method: str(found) for method, found in sets.items()}
+    for method, found in sets.items():
+        if any(rule.clients > 1 for rule in found.rules.values()):
+            with suppress(InputError):  # too few samples are left without those that may be bad
+                sentences[f"{method}, if clients may be bad"] = str(replace(found, bad_share=_BAD_SHARE))
+    clients = sorted(next(iter(sets.values())).rules, key=lambda n: min(found.shares[n] for found in sets.values()))
+    return {"coverage": 100 * _COVERAGE, "by_method": sets, "sentences": sentences, "clients": clients}

@@ -41,11 +41,7 @@ def published_for(folder: str | PathLike[str]) -> Published:
     table = published_tables().get(kind, {}).get(data)
     if table is None or not _has_paper_settings(run):
         return {}
-    methods = {
-        "fedavg": fedavg(),
-        "ditto": ditto(_MU),
-        "fedtilt": fedtilt(**table["tilts"], mu=_MU),
-    }
+    methods = {"fedavg": fedavg(), "ditto": ditto(_MU), "fedtilt": fedtilt(**table["tilts"], mu=_MU)}
     rows = recorded_settings(list(methods.values()), TrainSettings())["methods"]
     return {
         name: dict(zip((metric.key for metric in PAPER_METRICS), table["metrics"][row], strict=True))

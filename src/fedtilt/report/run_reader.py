@@ -75,11 +75,6 @@ class SeedRun:
         return counts_of_chance(by_grouping, self.fixed_shares)
 
     @property
-    def split(self) -> str:
-        """How the test rows were drawn."""
-        return self.drawn.split
-
-    @property
     def fixed_shares(self) -> bool:
         """Whether the shares of classes in each client's test rows are fixed."""
         return self.drawn.fixed_shares
@@ -157,13 +152,12 @@ class Run:
     @cached_property
     def predictions(self) -> tuple[dict[str, Predictions], ...]:
         """The stored predictions of methods and baselines, for every seed that is compared."""
-        return tuple(
-            {}
-            if seed_run.folder is None
-            else read_predictions(seed_run.folder, seed_run.round)
-            | read_predictions(baselines_folder(seed_run.folder), seed_run.round)
-            for seed_run in self.compared
-        )
+        found = []
+        for seed_run in self.compared:
+            folders = [] if seed_run.folder is None else [seed_run.folder, baselines_folder(seed_run.folder)]
+            read = [read_predictions(folder, seed_run.round) for folder in folders]
+            found.append({name: predictions for by_name in read for name, predictions in by_name.items()})
+        return tuple(found)
 
     @property
     def finished(self) -> bool:
@@ -177,22 +171,15 @@ def read_run(folder: Path) -> Run:
     check_run_folder(folder)
     record = read_record(folder)
     if "tuning" in record:
-        raise InputError(
-            f"{folder} is a search, which has a page of its own: fedtilt report {shlex.quote(str(folder))}"
-        )
+        command = f"fedtilt report {shlex.quote(str(folder))}"
+        raise InputError(f"{folder} is a search, which has a page of its own: {command}")
     environment, seeds = dict(record["environment"]), set(record["seeds"])
     seeds |= {int(path.name[5:]) for path in folder.glob("seed-*") if path.name[5:].isdecimal()}
     seed_folders = {seed: folder / f"seed-{seed}" for seed in sorted(seeds)}
-    fingerprints = {
-        seed: read_fingerprint(path / "fingerprint.json")
-        for seed, path in seed_folders.items()
-        if (path / "fingerprint.json").exists()
-    }
-    seed_runs = [
-        seed_run
-        for seed, fingerprint in fingerprints.items()
-        if (seed_run := _read_seed(seed_folders[seed], seed, fingerprint)) is not None
-    ]
+    files = {seed: path / "fingerprint.json" for seed, path in seed_folders.items()}
+    fingerprints = {seed: read_fingerprint(file) for seed, file in files.items() if file.exists()}
+    found = [_read_seed(seed_folders[seed], seed, fingerprint) for seed, fingerprint in fingerprints.items()]
+    seed_runs = [seed_run for seed_run in found if seed_run is not None]
     if not seed_runs:
         resume = f"fedtilt resume {shlex.quote(str(folder))}"
         remedy = resume if (folder / "spec.toml").exists() else "fedtilt.run and the same arguments"
@@ -202,15 +189,11 @@ def read_run(folder: Path) -> Run:
         with interpreting(backend):
             environment |= read_json(backend)
     return Run(
-        folder=folder,
-        name=folder.resolve().name,
-        started=format_time(record["started"]),
-        environment=environment,
+        folder=folder, name=folder.resolve().name, started=format_time(record["started"]), environment=environment,
         fingerprint=fingerprints[seed_runs[0].seed],
-        spec=read_toml(folder / "spec.toml") if (folder / "spec.toml").exists() else None,
-        seeds=tuple(seed_folders),
+        spec=read_toml(folder / "spec.toml") if (folder / "spec.toml").exists() else None, seeds=tuple(seed_folders),
         seed_runs=tuple(seed_runs),
-    )
+    )  # fmt: skip
 
 
 def _read_seed(folder: Path, seed: int, fingerprint: Mapping[str, Any]) -> SeedRun | None:
@@ -222,9 +205,8 @@ def _read_seed(folder: Path, seed: int, fingerprint: Mapping[str, Any]) -> SeedR
     last = next(iter(history.values()))[-1][0]
     counts, total = evaluations.counts(last)
     if missing := [name for name in methods if name not in counts]:
-        raise InputError(
-            f"{evaluations.counts_file(last)} has no counts of {', '.join(missing)}; restore it from a copy"
-        )
+        file = evaluations.counts_file(last)
+        raise InputError(f"{file} has no counts of {', '.join(missing)}; restore it from a copy")
     return SeedRun(
         seed=seed, folder=folder, history=history, counts={name: counts[name] for name in methods}, total=total,
         baselines=_read_baselines(baselines_folder(folder), last), thresholds=read_thresholds(folder, last),
@@ -243,10 +225,7 @@ def _read_baselines(folder: Path, round: int) -> dict[str, RoundMetrics]:
 
 
 def _read_history(evaluations: Evaluations, methods: list[str]) -> History | None:
-    """Every round with the metrics of all methods.
-
-    The last round may be incomplete, because a run was killed while it wrote it: a warning says so.
-    """
+    """Every round with the metrics of all methods; a warning says that the last one is incomplete, after a kill."""
     lines = evaluations.read_lines()
     problems = evaluations.problems(lines, methods)
     last = max([*lines.rounds, *evaluations.counted_rounds()], default=0)

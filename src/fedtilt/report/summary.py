@@ -30,17 +30,16 @@ def headline(run: Run) -> str:
     for metric, superlative in ((main, highest), *((metric, "best") for metric in fairness)):
         names = compare.best_by(table, metric, draws)
         if len(names) == 1:
-            wins.setdefault(names[0], []).append(
-                f"the {superlative} {metric.title} ({_amount(table[names[0]], metric)})"
-            )
+            amount = _amount(table[names[0]], metric)
+            wins.setdefault(names[0], []).append(f"the {superlative} {metric.title} ({amount})")
         else:
             tied = tuple(m for m in table if m in names)
             amounts = list(dict.fromkeys(_amount(table[m], metric) for m in tied))
             ties.setdefault(tied, []).append(f"in {metric.title} ({join_words(amounts)})")
     clauses = [f"{name} has {join_words(what)}" for name, what in wins.items()]
-    clauses += [
-        f"{_name_methods(group, len(table))} are not told apart {join_words(what)}" for group, what in ties.items()
-    ]
+    for group, what in ties.items():
+        who = f"all {len(table)} methods" if len(group) == len(table) > 2 else join_words(group)
+        clauses.append(f"{who} are not told apart {join_words(what)}")
     text = "; ".join(clauses) + "."
     return f"A{text[1:]}" if text.startswith("all ") else text
 
@@ -51,22 +50,15 @@ def worst_scores(run: Run) -> str:
         return ""
     clauses = []
     for method in compare.best_methods(run, 5):
-        client, group = weak_spots.worst_client(run, method), weak_spots.worst_group(run, method)
-        found = {"client": client, run.group: group}
-        texts = [
-            f"no {kind}"
-            if worst is None
-            else f"{kind} {worst.name}{_of_seed(run, worst)}: {worst_score(run.score, worst)}"
-            for kind, worst in found.items()
-        ]
+        found = {"client": weak_spots.worst_client(run, method), run.group: weak_spots.worst_group(run, method)}
+        texts = []
+        for kind, worst in found.items():
+            seed = "" if worst is None or worst.seed is None or len(run.compared) == 1 else f" of seed {worst.seed}"
+            texts.append(f"{kind} {worst.name}{seed}: {worst_score(run.score, worst)}" if worst else f"no {kind}")
         clauses.append(f"{method}, {', and '.join(texts)}")
     shown = f" These are the {len(clauses)} best of {len(run.methods)} methods."
     text = f"Fails most, worse than the mean beyond chance among that many, with a 95 % interval: {'; '.join(clauses)}."
     return f"{text}{shown if len(clauses) < len(run.methods) else ''}"
-
-
-def _of_seed(run: Run, worst: weak_spots.Worst) -> str:
-    return "" if worst.seed is None or len(run.compared) == 1 else f" of seed {worst.seed}"
 
 
 def worst_score(score: Score, worst: weak_spots.Worst) -> str:
@@ -124,10 +116,8 @@ def certificates(run: Run) -> str:
 def facts(run: Run) -> str:
     """Data set, clients, outliers, rounds and seeds in one line."""
     settings = run.fingerprint
-    outliers = settings["outliers"]
-    if outliers["kind"] == "none":
-        data = "clean data"
-    else:
+    outliers, data = settings["outliers"], "clean data"
+    if outliers["kind"] != "none":
         drawn = "every round" if outliers.get("redraw", "round") == "round" else "drawn once"
         data = f"{float(outliers['rate']):.0%} {outliers['kind']} {drawn}".replace("%", " %")
         if float(outliers["clients"]) < 1:
@@ -152,9 +142,3 @@ def format_percent(value: float) -> str:
 def _amount(row: compare.Row, metric: compare.Metric) -> str:
     digits = 1 if metric.digits == 2 else metric.digits
     return f"{row[metric.key].mean:.{digits}f} {metric.unit}".rstrip()
-
-
-def _name_methods(group: Sequence[str], methods: int) -> str:
-    if len(group) == methods and methods > 2:
-        return f"all {methods} methods"
-    return join_words(group)

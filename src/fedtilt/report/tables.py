@@ -1,7 +1,7 @@
 """The comparison as Markdown and CSV."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fedtilt.evaluation.over_seeds import SeedValues
@@ -25,14 +25,8 @@ def as_markdown(runs: Sequence[Run], published: Sequence[compare.Published]) -> 
         blocks.append(markdown_text(" ".join([*verdict(run), *thresholds(run), *(note.text for note in notes(run))])))
         if text := summary.certificates(run):
             blocks.append(markdown_text(text))
-        for view, table in compare.comparison_tables(run).items():
-            title, description, _ = compare.VIEWS[view]
-            evaluated = view == "evaluated"
-            baselines = compare.baseline_table(run) if evaluated else {}
-            metrics = compare.view_metrics(run, view)
-            cells = compare.comparison_cells(table, metrics, compare.draws_of(run, view), numbers if evaluated else {})
-            rows = _markdown_table(cells, metrics, numbers if evaluated else {}, baselines)
-            blocks += [f"### {title}", description, rows]
+        for table in compare.view_tables(run, numbers):
+            blocks += [f"### {table.view.title}", table.view.description, _markdown_table(table)]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -83,22 +77,17 @@ def format_interval(verdict: Verdict) -> str:
     return text.replace("-", "−")
 
 
-def _markdown_table(
-    table: Mapping[str, Sequence[compare.Cell]],
-    metrics: Sequence[compare.Metric],
-    published: compare.Published,
-    baselines: Mapping[str, compare.Row],
-) -> str:
+def _markdown_table(table: compare.ViewTable) -> str:
     lines: list[list[str]] = []
-    for method, cells in table.items():
+    for method, cells in table.rows.items():
         texts = [format_mean_std(cell.values, cell.digits) for cell in cells]
         bold = [f"**{text}**" if cell.is_best else text for text, cell in zip(texts, cells, strict=True)]
         lines.append([markdown_text(method), *bold])
-        if published.get(method):
+        if any(cell.published is not None for cell in cells):
             lines.append(["published", *("" if c.published is None else f"{c.published:.2f}" for c in cells)])
             differences = ("" if c.published is None else format_difference(c.values, c.published) for c in cells)
             lines.append(["difference", *differences])
-    for name, row in baselines.items():
-        found = (format_mean_std(row[m.key], m.digits) if m.key in row else "" for m in metrics)
-        lines.append([f"*{markdown_text(name)}*", *found])
-    return markdown_table(["method", *(m.title for m in metrics)], lines, "---:")
+    for name, found in table.baselines.items():
+        texts = ["" if cell is None else format_mean_std(cell.values, cell.digits) for cell in found]
+        lines.append([f"*{markdown_text(name)}*", *texts])
+    return markdown_table(["method", *(m.title for m in table.metrics)], lines, "---:")

@@ -17,6 +17,10 @@ _GROUPS = (  # title, colour, symbol, size
     ("compared", "#7f858d", "circle-open", 10),
     ("stopped early", "#b9bdc4", "x-thin-open", 7),
 )
+_SHOWN = (  # as they are in results.json
+    "is_possible", "reason", "constraints", "trained_rounds", "diverged", "impossible", "out_of_time", "seconds",
+    "objectives", "test", "method",
+)  # fmt: skip
 
 
 def is_search(folder: Path) -> bool:
@@ -28,9 +32,8 @@ def build_tuning_page(folder: Path) -> str:
     """The page about the search in a folder."""
     path = folder / "results.json"
     if not path.exists():
-        raise InputError(
-            f"{folder} is a search that has not ended; continue with: fedtilt resume {shlex.quote(str(folder))}"
-        )
+        command = f"fedtilt resume {shlex.quote(str(folder))}"
+        raise InputError(f"{folder} is a search that has not ended; continue with: {command}")
     with interpreting(path):
         tuning = read_json(path)["tuning"]
         main = html.render("tuning.html.j2", **_values(folder, tuning))
@@ -52,38 +55,26 @@ def _values(folder: Path, tuning: Mapping[str, Any]) -> dict[str, Any]:
     every = len(settings) * tuning["rounds"]
     chosen = settings.get(tuning["chosen"], {}).get("setting", {})
     recommended = folder / "recommended.toml"
-    return {
+    return {key: tuning[key] for key in _SHOWN} | {
         "name": folder.resolve().name,
         "facts": facts,
-        "is_possible": tuning["is_possible"],
         "keep": tuning["chosen"] == tuning["method"],
         "recommended": " ".join(f"{axis}={value}" for axis, value in chosen.items()),
-        "reason": tuning["reason"],
-        "constraints": tuning["constraints"],
         "command": f"fedtilt run {shlex.quote(str(recommended))}" if recommended.exists() else "",
         "saved": 1 - tuning["trained_rounds"] / every if every else 0.0,
-        "trained": tuning["trained_rounds"],
         "every": every,
         "stopped": sum(row["rounds"] < tuning["compared_rounds"] for row in settings.values()),
-        "diverged": tuning["diverged"],
-        "impossible": tuning["impossible"],
-        "out_of_time": tuning["out_of_time"],
-        "seconds": tuning["seconds"],
-        "objectives": objectives,
         "by_unit": next(objective["unit"] for objective in objectives if objective["name"] == by),
         "axes": list(next(iter(settings.values()))["setting"]) if settings else [],
         "rows": [_row(name, settings[name], tuning) for name in order],
-        "test": tuning["test"],
-        "method": tuning["method"],
         "figures": [html.figure(_figure(tuning, x, y)) for x, y in _pairs(objectives)] if settings else [],
     }
 
 
 def _row(name: str, row: Mapping[str, Any], tuning: Mapping[str, Any]) -> dict[str, Any]:
     best = name == _recommended(tuning)
-    marks = ["yours"] * (name == tuning["method"]) + ["recommended"] * best
-    marks += ["Pareto front"] * (name in tuning["pareto_front"])
-    return {**row, "marks": ", ".join(marks), "best": best}
+    marks = {"yours": name == tuning["method"], "recommended": best, "Pareto front": name in tuning["pareto_front"]}
+    return {**row, "marks": ", ".join(mark for mark, applies in marks.items() if applies), "best": best}
 
 
 def _recommended(tuning: Mapping[str, Any]) -> str:
@@ -117,18 +108,15 @@ def _figure(tuning: Mapping[str, Any], x: Mapping[str, Any], y: Mapping[str, Any
     x_axis, y_axis = (axis(objective["title"], objective["unit"]) for objective in (x, y))
     layout = figure_layout(400, [trace["name"] for trace in data], xaxis=x_axis, yaxis=y_axis)
     return Figure(
-        name=f"pareto-{y['name'].replace(':', '-')}",
-        title=f"{x['title']} and {y['title']}",
+        name=f"pareto-{y['name'].replace(':', '-')}", title=f"{x['title']} and {y['title']}", data=data, layout=layout,
         note=f"On validation data. {_direction(x)}; {_direction(y)}. Settings that were stopped early are shown where "
         "they stopped, and would have improved further.",
-        data=data,
-        layout=layout,
         columns=("setting", "rounds", x["name"], y["name"], "pareto_front"),
         rows=[
             (name, row["rounds"], *(row["validation"][o["name"]] for o in (x, y)), name in tuning["pareto_front"])
             for name, row in tuning["settings"].items()
         ],
-    )
+    )  # fmt: skip
 
 
 def _trace(

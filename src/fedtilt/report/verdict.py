@@ -1,14 +1,21 @@
 """Sentences on whether federation helps: against which baseline, and which clients it does not help."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fedtilt.evaluation.client_differences import Draw, Rows
 from fedtilt.evaluation.gains import Gains, client_gains, differences_by_client
-from fedtilt.evaluation.predictions import Predictions
-from fedtilt.evaluation.verdicts import LEVEL, Verdict, compare, worse_clients
-from fedtilt.report.compare import baseline_table, comparison_table, lead_metric, rare_class
-from fedtilt.report.run_reader import Run, SeedRun
+from fedtilt.evaluation.verdicts import Verdict, worse_clients
+from fedtilt.report.compare import (
+    Metric,
+    baseline_table,
+    compare_several,
+    comparison_table,
+    lead_metric,
+    rare_class,
+    rare_metrics,
+)
+from fedtilt.report.run_reader import Run
 from fedtilt.text_tables import article, join_words
 
 _MAX_NAMES = 5  # of clients
@@ -51,30 +58,28 @@ def verdict(run: Run) -> list[str]:
 
 def _about_local(run: Run, best: str) -> list[str]:
     gap = _difference(run, best, "local")
-    over = f"mean over {len(run.compared[0].tested):,} clients"
-    if rare_class(run) is not None:
-        over = "on all test samples"
+    is_rare = rare_class(run) is not None
+    over = "on all test samples" if is_rare else f"mean over {len(run.compared[0].tested):,} clients"
     text = f"against every client alone, {_change(run, best, gap)}, {over}"
     sentence = {
         1: f"Federation helps: {text}.",
         0: f"Federation and every client alone are not told apart: {text}.",
         -1: f"Federation does not help here: {text}.",
     }[gap.sign()]
-    if rare_class(run) is not None:  # the accuracy of a client says little, and its AUPRC is uncertain
+    if is_rare:  # the accuracy of a client says little, and its AUPRC is uncertain
         return [sentence]
     differences = [differences_by_client(by_name[best], by_name["local"]) for by_name in run.predictions]
     worse = worse_clients(differences)
     lower = [name for name, rows in differences[0].items() if rows.mean() < 0]
     seed = f" in seed {run.compared[0].seed}" if len(run.compared) > 1 else ""
-    counts = ", ".join(gains_of(run, best, "local").counts)
-    shares = f"By the 95 % intervals of their own rows{seed}: {counts}."
+    who = f"No client has a better {run.score.title} alone{seed}."
     if worse:
-        return [sentence, f"Better off alone beyond chance: {_names(worse)}.", shares]
-    if lower:
+        who = f"Better off alone beyond chance: {_names(worse)}."
+    elif lower:
         by_chance = f"a better {run.score.title} alone{seed}, none beyond chance: {_names(lower)}"
-        verb = "has" if len(lower) == 1 else "have"
-        return [sentence, f"{len(lower)} of {len(differences[0])} clients {verb} {by_chance}.", shares]
-    return [sentence, f"No client has a better {run.score.title} alone{seed}.", shares]
+        who = f"{len(lower)} of {len(differences[0])} clients {'has' if len(lower) == 1 else 'have'} {by_chance}."
+    counts = ", ".join(gains_of(run, best, "local").counts)
+    return [sentence, who, f"By the 95 % intervals of their own rows{seed}: {counts}."]
 
 
 def gains_of(run: Run, ours: str, theirs: str) -> Gains:
@@ -84,11 +89,11 @@ def gains_of(run: Run, ours: str, theirs: str) -> Gains:
 
 
 def _about_constant(run: Run, best: str, constant: str, value: float) -> str:
-    what, key = f"Predicting {_CONSTANTS[constant]} has {_value(run, value)}", None
-    if rare_class(run) is not None:  # of few samples, the AUPRC is too uncertain to compare with
-        what, key = f"A random ranking has {_value(run, value)} and an AUROC of 0.5", "auroc"
-    gap = _difference(run, best, constant, key=key)
-    change = _change(run, best, gap, key)
+    what, metric = f"Predicting {_CONSTANTS[constant]} has {_value(run, value)}", None
+    if rare := rare_metrics(run):  # of few samples, the AUPRC is too uncertain to compare with
+        what, metric = f"A random ranking has {_value(run, value)} and an AUROC of 0.5", rare[1]
+    gap = _difference(run, best, constant, metric=metric)
+    change = _change(run, best, gap, metric)
     if gap.sign() > 0:
         return f"{what}; against it, {change}."
     return f"{what}, and no method is better beyond chance: against it, {change}. Train longer, or look at the columns."
@@ -102,9 +107,9 @@ def _value(run: Run, value: float) -> str:
     return f"{article(run.score.title)} {run.score.title} of {value:.4g}"
 
 
-def _change(run: Run, method: str, gap: Verdict, key: str | None = None) -> str:
+def _change(run: Run, method: str, gap: Verdict, metric: Metric | None = None) -> str:
     """By how much a method changes the score, or another metric, with its interval."""
-    what = (key or "auprc").upper() if rare_class(run) is not None else run.score.title
+    what = ("auprc" if metric is None else metric.key).upper() if rare_class(run) is not None else run.score.title
     digits, unit = (3, "") if rare_class(run) is not None else (1, " points") if run.score.unit else (None, "")
     # of errors, a positive difference is a lower error; the text has the sign of the error itself
     sign = 1 if run.score.higher_is_better else -1
@@ -115,32 +120,16 @@ def _change(run: Run, method: str, gap: Verdict, key: str | None = None) -> str:
     return f"{method} changes the {what} by {mean}{unit} ({interval})".replace("-", "−")
 
 
-def _difference(run: Run, ours: str, theirs: str, asked: int = 0, key: str | None = None) -> Verdict:
+def _difference(run: Run, ours: str, theirs: str, asked: int = 0, metric: Metric | None = None) -> Verdict:
     """Ours against theirs, where ours was chosen among all methods, or among as many pairs."""
-    draws = [
-        _draw(by_name, (ours, theirs), seed_run)
-        for by_name, seed_run in zip(run.predictions, run.compared, strict=True)
-    ]
-    lead, among = lead_metric(run), asked or len(run.methods)
-    return against_chosen(
-        draws, key or lead.key, ours, theirs, chosen_among=among, higher_is_better=lead.higher_is_better
-    )
-
-
-def against_chosen(
-    draws: Sequence[Draw], key: str, ours: str, theirs: str, *, chosen_among: int, higher_is_better: bool
-) -> Verdict:
-    """Ours, which was chosen among so many pairs on these rows, against theirs; corrected by Bonferroni."""
-    confidence = 1 - LEVEL / chosen_among
-    (found,) = compare(draws, key, [(ours, theirs)], higher_is_better=higher_is_better, confidence=confidence)
-    return found._replace(p_value=min(1.0, chosen_among * found.p_value))
-
-
-def _draw(stored: Mapping[str, Predictions], names: Sequence[str], seed_run: SeedRun) -> Draw:
-    """Methods and baselines, from their predictions."""
-    counts, rows = {name: stored[name].counts() for name in names}, {name: Rows.of(stored[name]) for name in names}
-    sums = {name: found for name, (found, _) in counts.items()}
-    return Draw(sums=sums, total=counts[names[0]][1], rows=rows.get, new_data=seed_run.generated)
+    draws = []
+    for stored, seed_run in zip(run.predictions, run.compared, strict=True):
+        counts = {name: stored[name].counts() for name in (ours, theirs)}
+        rows = {name: Rows.of(stored[name]) for name in counts}
+        sums, total = {name: found for name, (found, _) in counts.items()}, counts[ours][1]
+        draws.append(Draw(sums=sums, total=total, rows=rows.get, new_data=seed_run.generated))
+    (found,) = compare_several(draws, metric or lead_metric(run), [(ours, theirs)], asked or len(run.methods))
+    return found
 
 
 def thresholds(run: Run) -> list[str]:

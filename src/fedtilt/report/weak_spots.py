@@ -30,10 +30,7 @@ class Worst(NamedTuple):
         cls, score: Score, counts: GroupCounts, names: Sequence[str], seed: int | None = None, *,
         fixed_shares: bool = False, error: float = 0.05,
     ) -> Self | None:  # fmt: skip
-        """The worst of several clients or groups; None: chance explains all, or unknown.
-
-        If all are equal, one is named with at most the probability `error`.
-        """
+        """The worst of several, named wrongly with the probability `error` at most; None: all is chance, or unknown."""
         found = client_estimates(*counts, fixed_shares=fixed_shares)
         i = found.worst(score.higher_is_better, error)
         if i is None:
@@ -71,8 +68,13 @@ class ClientScores(NamedTuple):
 
     seed_run: SeedRun
     client: int
-    samples: int
     values: dict[str, float]  # by method
+
+    @property
+    def never_selected(self) -> bool:
+        """Whether a method has no personal model of it, though it has of others."""
+        counts = [self.seed_run.counts[method] for method in self.values]
+        return any(found.personal is not None and bool(found.never_selected[self.client]) for found in counts)
 
 
 def worst_clients(run: Run, methods: Sequence[str], limit: int = 12) -> list[ClientScores]:
@@ -86,11 +88,9 @@ def worst_clients(run: Run, methods: Sequence[str], limit: int = 12) -> list[Cli
             entries += [(v, i, client) for client, v in zip(seed_run.tested, values.tolist(), strict=True)]
         queues.append(sorted(entries)[:limit])
     turns = [(i, client) for turn in zip(*queues, strict=True) for _, i, client in turn]
-    worst = [_client_scores(methods, run.compared[i], client) for i, client in list(dict.fromkeys(turns))[:limit]]
+    worst = []
+    for i, client in list(dict.fromkeys(turns))[:limit]:
+        seed_run, rows = run.compared[i], slice(client, client + 1)
+        by_method = {m: float(client_scores(seed_run.sums(m)[rows], seed_run.total[rows])) for m in methods}
+        worst.append(ClientScores(seed_run, client, by_method))
     return sorted(worst, key=lambda entry: min(sign * value for value in entry.values.values()))
-
-
-def _client_scores(methods: Sequence[str], seed_run: SeedRun, client: int) -> ClientScores:
-    total = seed_run.total[[client]]
-    values = {m: float(client_scores(seed_run.sums(m)[[client]], total)) for m in methods}
-    return ClientScores(seed_run, client, int(total.sum()), values)
