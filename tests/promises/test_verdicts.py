@@ -19,7 +19,8 @@ from fedtilt.evaluation.client_differences import Draw, Rows
 from fedtilt.evaluation.metrics import BEYOND_CHANCE, compute_metrics
 from fedtilt.evaluation.verdicts import best, compare, worse_clients
 from fedtilt.evaluation.weighted_predictions import PredictedClasses
-from fedtilt.report.compare import METRICS, compare_several
+from fedtilt.report.compare import METRICS as COLUMNS
+from fedtilt.report.compare import compare_several
 from tests.promises.promise import Row, Simulation, covered_row, false_row, measured
 
 ACCURACY, ALLOWED, FOUND = 0.7, 0.055, 0.9
@@ -175,7 +176,7 @@ def measure_helps(cell: Cell, draws: int, first: int = 0) -> list[Row]:
         of_run = draws_of(cell._replace(methods=cell.methods + 1), rng)
         values = accuracies(of_run)
         chosen = max(list(values)[1:], key=values.__getitem__)
-        (gap,) = compare_several(of_run, METRICS[0], [(chosen, "m0")], cell.methods)  # as in `report.verdict`
+        (gap,) = compare_several(of_run, COLUMNS[0], [(chosen, "m0")], cell.methods)  # as in `report.verdict`
         helps.append(gap.sign() != 0)
         alone.append(bool(worse_clients([by_client(draw, chosen, "m0") for draw in of_run])))
     return [
