@@ -10,7 +10,7 @@ import fedtilt as ft
 from fedtilt.cli.console import Console
 from fedtilt.cli.tables import comparison_table
 from fedtilt.evaluation.metrics import GroupCounts
-from fedtilt.report.inline import as_run
+from fedtilt.report.page import as_run
 
 
 @pytest.mark.parametrize(

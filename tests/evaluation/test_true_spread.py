@@ -21,7 +21,7 @@ from fedtilt.evaluation.true_spread import (
     true_spread_in_clients,
 )
 from fedtilt.evaluation.verdicts import compare
-from fedtilt.report.weak_spots import Worst
+from fedtilt.report.summary import Worst
 
 SCENARIOS = {  # clients, range of their samples, mean and std of their true accuracies
     "images": (100, (92, 110), 0.987, 0.011),

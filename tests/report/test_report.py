@@ -34,8 +34,7 @@ from fedtilt.report.figure import styles
 from fedtilt.report.figures import build_figures
 from fedtilt.report.notes import notes
 from fedtilt.report.run_reader import read_run
-from fedtilt.report.summary import headline, worst_scores
-from fedtilt.report.weak_spots import worst_clients
+from fedtilt.report.summary import headline, worst_clients, worst_scores
 from tests.helpers.hostile_names import CLIENT, NASTY
 
 

@@ -22,7 +22,7 @@ from fedtilt.evaluation.certificate import Certificate
 from fedtilt.files import read_json
 from fedtilt.flower import Task
 from fedtilt.flower.loopback import run_loopback
-from fedtilt.report.inline import as_run
+from fedtilt.report.page import as_run
 from fedtilt.runs.export import export_model
 from fedtilt.tuning.objectives import find_objective
 

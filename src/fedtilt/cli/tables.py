@@ -9,11 +9,10 @@ from fedtilt.cli.console import escape, fits, text_table
 from fedtilt.data.groups import in_words
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.scores import ACCURACY, SCORES, others_of
-from fedtilt.report import compare, weak_spots
+from fedtilt.report import compare, summary
 from fedtilt.report.compare import Cell, GroupTable, Metric, comparison_cells, overview_metrics
 from fedtilt.report.notes import notes
 from fedtilt.report.run_reader import Run
-from fedtilt.report.summary import certificates, fairness_beyond_chance, worst_score
 from fedtilt.report.tables import format_mean_std
 
 
@@ -24,7 +23,7 @@ def comparison_table(run: Run, width: int) -> Group:
     """
     metrics = overview_metrics(run)
     cells = comparison_cells(compare.comparison_table(run, "evaluated"), metrics, compare.draws_of(run))
-    worst = {method: worst_texts(run, method) for method in run.methods} if weak_spots.knows_chance(run) else {}
+    worst = {method: worst_texts(run, method) for method in run.methods} if summary.knows_chance(run) else {}
 
     def build(count: int, worst_columns: Sequence[str] = ()) -> Table:
         table = text_table(["method"], [*map(_title, metrics[:count]), *worst_columns])
@@ -65,14 +64,14 @@ def _texts(cells: Sequence[Cell]) -> list[str]:
 
 def worst_texts(run: Run, method: str) -> tuple[str, str]:
     """The client and the class or group that a method fails most; empty: chance explains all differences."""
-    return _worst_text(run, weak_spots.worst_client(run, method)), _worst_text(run, weak_spots.worst_group(run, method))
+    return _worst_text(run, summary.worst_client(run, method)), _worst_text(run, summary.worst_group(run, method))
 
 
-def _worst_text(run: Run, worst: weak_spots.Worst | None) -> str:
+def _worst_text(run: Run, worst: summary.Worst | None) -> str:
     if worst is None:
         return ""
     seed = f", seed {worst.seed}" if worst.seed is not None and len(run.compared) > 1 else ""
-    return f"{escape(worst.name)}{seed}: {worst_score(run.score, worst)}"
+    return f"{escape(worst.name)}{seed}: {summary.worst_score(run.score, worst)}"
 
 
 def group_tables(run: Run, width: int) -> list[Table]:
@@ -126,7 +125,7 @@ def legend(run: Run) -> Table:
     if len(compare.fairness_metrics(run)) > 1:
         groups = escape(in_words(run.group))
         lines["client data fairness"] = f"std{of_score} over a client's {groups}, mean over clients"
-    if beyond_chance := fairness_beyond_chance(run):
+    if beyond_chance := summary.fairness_beyond_chance(run):
         lines |= {
             "beyond chance": escape(beyond_chance),
             "fails most": "worse than the mean beyond chance, among that many; shrunk towards it; none: nobody is",
@@ -134,7 +133,7 @@ def legend(run: Run) -> Table:
     lines["evaluated"] = "; ".join(f"{', '.join(names)}: {kind}" for kind, names in kinds.items() if names)
     if run.baselines:
         lines["compared with"] = _baselines_text(run)
-    if certificate := certificates(run):
+    if certificate := summary.certificates(run):
         lines["certificate"] = escape(f"{certificate[0].lower()}{certificate[1:-1]}")
     return _legend([*lines.items(), *((title, escape(text)) for title, text in notes(run))])
 
@@ -188,8 +187,8 @@ def progress_table(summaries: Mapping[str, RoundMetrics]) -> Table:
     shown = leading_methods(summaries, 8)
     score = SCORES[next(iter(shown.values())).evaluated.score].title
     rows = {}
-    for name, summary in shown.items():
-        m = summary.evaluated
+    for name, metrics in shown.items():
+        m = metrics.evaluated
         rows[name] = [m.mean, m.client_fairness, *(m.client_data_fairness or ())[:1]]
     titles = "method", score, "client fairness", "client data fairness"
     for title in titles[: 1 + max(map(len, rows.values()))]:

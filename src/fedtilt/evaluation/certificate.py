@@ -5,15 +5,13 @@ Clopper and Pearson, the p at which x or more correct predictions have probabili
 
     bound(x, n, a) = the a-quantile of Beta(x, n − x + 1), and 0 for x = 0
 
-* **No client is below L.** L is the smallest bound(x_i, n_i, a) over all clients, each at the full level a, without a
-  correction for their number: if j is the client with the lowest p, then L ≤ bound_j, and bound_j ≤ p_j with
-  probability 1 − a. (An intersection-union test: R. L. Berger, Multiparameter hypothesis testing and acceptance
-  sampling, Technometrics 24, 1982.) No smaller level is needed, and none larger is valid.
+* **No client is below L**, the smallest bound(x_i, n_i, a) over all clients, each at the full level a: if j is the
+  client with the lowest p, then L ≤ bound_j, and bound_j ≤ p_j with probability 1 − a. (An intersection-union test:
+  R. L. Berger, Multiparameter hypothesis testing and acceptance sampling, Technometrics 24, 1982.)
 * **And no class of a client is below M.** The same over the cells (client, class). The two statements hold together
   with probability 1 − alpha, because each has a = alpha / 2.
 * **Each client by itself.** The bounds of all clients hold together at a = 1 − (1 − alpha)^(1/N), as clients are
-  independent. (Z. Šidák, Rectangular confidence regions for the means of multivariate normal distributions, JASA 62,
-  1967.) They are lower than the bounds above: they say more.
+  independent. (Z. Šidák, Rectangular confidence regions for the means of multivariate normal distributions, 1967.)
 * **A client not yet seen.** If clients are exchangeable, the bound of a further client is below the k-th smallest of N
   with probability k / (N + 1) at most, and it is wrong with probability a. So a further client is below the k-th
   smallest bound with probability alpha at most if k / (N + 1) + a = alpha; k is the largest with k / (N + 1) ≤
@@ -167,8 +165,7 @@ class Certificate:
         return math.floor(1 / self._alpha - 1 + _ROUNDING) + 1
 
     @property
-    def _has_groups(self) -> bool:
-        """Whether there is a statement about groups: none if a site withholds the counts by class."""
+    def _has_groups(self) -> bool:  # not if a site withholds the counts by class
         return self.total.shape[1] > 1
 
     @property
@@ -240,7 +237,7 @@ def _simultaneous(correct: Tensor, total: Tensor, alpha: float) -> Tensor:
 def describe(certificates: Mapping[str, Certificate], *, unseen: bool) -> str:
     """The certificates of several methods, which have the same clients, in one sentence without a full stop.
 
-    `unseen` adds the statement about a client not yet seen; not for clients of several seeds, which share their data.
+    `unseen` adds the statement about a client not yet seen: not for several seeds, whose clients share their data.
     """
     first = next(iter(certificates.values()))
     unseen = unseen and not math.isnan(first.unseen_client)

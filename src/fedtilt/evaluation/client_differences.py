@@ -122,20 +122,17 @@ def _of_clients(draw: Draw, key: str, methods: Sequence[str]) -> _Pairs | str:
         return _means(values(client_scores), is_mean=True, of_rows=few)
     if few:
         return f"fewer than {MIN_CLIENTS} clients"
-    if what == score.name:
-        return _means(values(client_scores))
     if what.startswith("group ") or what in ("worst group", "group spread"):
         return _groups(sums, total, score, what)
-    if what == "worst in clients":
-        return _means(np.stack([_worst_in_clients(found, total, score).numpy() for found in sums]))
     if what in ("minimum", "maximum"):
         return "one client alone, chosen by its rows"
-    if what == "client_data_fairness_mean":
-        return _means(values(spread_in_clients))
-    if what == "client_fairness":
-        return _stds(values(client_scores))
-    if what == "client_data_fairness_std":
-        return _stds(values(spread_in_clients))
+    means = {score.name: client_scores, "worst in clients": _worst_in_clients}
+    means["client_data_fairness_mean"] = spread_in_clients
+    if what in means:
+        return _means(values(means[what]))
+    stds = {"client_fairness": client_scores, "client_data_fairness_std": spread_in_clients}
+    if what in stds:
+        return _stds(values(stds[what]))
     if what == BEYOND_CHANCE:
         chance = torch.stack([draw.chance_of(name) for name in methods])[:, total.sum(1) > 0]
         return "what chance adds is not known" if chance.isnan().any() else _stds(values(client_scores), chance.numpy())

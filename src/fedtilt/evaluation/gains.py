@@ -93,11 +93,7 @@ def paired_interval(wins: int, losses: int, samples: int, confidence: float = CO
     >>> round(low, 2), round(high, 2)
     (-2.27, 35.6)
 
-    Args:
-        wins: samples that only ours predicts correctly
-        losses: samples that only theirs predicts correctly
-        samples: all of them
-        confidence: of the interval
+    `wins` are the samples that only ours predicts correctly, `losses` those that only theirs does.
     """
     from scipy.special import stdtrit
 

@@ -134,16 +134,10 @@ def estimate(
     """Metrics of these samples by name, each with an interval for every confidence.
 
     A proportion over few clients has an exact interval, everything else that of a bootstrap; a proportion of 0 or 1,
-    which is the same in all resamples, has an exact one too.
+    which is the same in all resamples, has an exact one too. Without `resamples`, there are only exact intervals.
 
-    Args:
-        samples: labels and probabilities, numbers and predictions, or sums of every sample
-        clients: the client of each sample, (S,)
-        metrics: names of `METRICS`
-        confidences: of the intervals
-        resamples: of the bootstrap; 0: only exact intervals
-        rows: the samples that the metrics are about, (S,) bool, while all clients are resampled; None: all
-        key: tells apart the random numbers of several estimates
+    `clients` is the client of each sample, (S,). The metrics are about `rows`, (S,) bool, while all clients are
+    resampled; None: all. Estimates with another `key` have other random numbers.
     """
     everyone = clients
     if rows is not None:
@@ -270,11 +264,7 @@ def gap_between(estimates: Mapping[str, Estimate], confidence: float) -> Gap:
 
     The highest and the lowest of many groups differ by chance alone, so the interval holds for all pairs of groups at
     once. If all groups were resampled, it is that of `_range_of_pairs`; otherwise it follows from intervals of the
-    groups that hold together: the highest value is between the highest lower and the highest upper end.
-
-    Args:
-        estimates: by group; the second interval of each holds together with those of all other groups
-        confidence: of the interval
+    groups that hold together, their second ones: the highest value is between the highest lower and upper end.
     """
     defined = {group: estimate for group, estimate in estimates.items() if not math.isnan(estimate.value)}
     if not defined:

@@ -11,6 +11,7 @@ from fedtilt.data.targets import Target
 from fedtilt.engine.client import build_client_model
 from fedtilt.engine.client_states import ClientStates
 from fedtilt.errors import InputError
+from fedtilt.evaluation import true_spread as spread
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.metrics import GroupCounts, GroupMetrics, Metrics, counts_of_chance
 from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame, with_targets
@@ -18,13 +19,6 @@ from fedtilt.evaluation.prediction_sets import PredictionSets
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.threshold import Threshold
-from fedtilt.evaluation.true_spread import (
-    ClientEstimates,
-    TrueSpread,
-    client_estimates,
-    true_spread,
-    true_spread_in_clients,
-)
 from fedtilt.evaluation.weighted_predictions import ReliabilityBin, reliability_curve
 from fedtilt.methods import Method
 from fedtilt.models import in_target_unit
@@ -133,10 +127,8 @@ class EvaluatedResult:
         """
         by = by or self.group
         if by not in self.group_counts:
-            known = ", ".join(map(repr, self.group_counts))
-            raise InputError(
-                f"by = {by!r} is no grouping of this run, which has {known}; name the column in data.group"
-            )
+            known = f"this run, which has {', '.join(map(repr, self.group_counts))}"
+            raise InputError(f"by = {by!r} is no grouping of {known}; name the column in data.group")
         sums, total = self.group_counts[by]
         return sums, total, self.group_names.get(by) or tuple(map(str, range(total.shape[1])))
 
@@ -145,7 +137,7 @@ class EvaluatedResult:
         sums, total, _ = self.table(by)
         return Certificate.of(sums, total, confidence, by or self.group)
 
-    def true_spread(self, over: str = CLIENT, by: str | None = None, confidence: float = 0.95) -> TrueSpread:
+    def true_spread(self, over: str = CLIENT, by: str | None = None, confidence: float = 0.95) -> spread.TrueSpread:
         """How far the true scores are apart: fairness beyond the chance of few test samples, with an interval.
 
         Args:
@@ -155,16 +147,16 @@ class EvaluatedResult:
         """
         sums, total, _ = self.table(by)
         if over == "group":
-            return true_spread(sums.sum(0)[:, None], total.sum(0)[:, None], confidence)
+            return spread.true_spread(sums.sum(0)[:, None], total.sum(0)[:, None], confidence)
         if over == "group in client":
-            return true_spread_in_clients(sums, total, confidence)
+            return spread.true_spread_in_clients(sums, total, confidence)
         if over != CLIENT:
             raise InputError(f"over = {over!r} is not possible; choose 'client', 'group' or 'group in client'")
-        return true_spread(*self._of_chance, confidence, fixed_shares=self.fixed_shares)
+        return spread.true_spread(*self._of_chance, confidence, fixed_shares=self.fixed_shares)
 
-    def client_estimates(self, confidence: float = 0.95) -> ClientEstimates:
+    def client_estimates(self, confidence: float = 0.95) -> spread.ClientEstimates:
         """The true score of every client, shrunk towards the mean (empirical Bayes), with an interval."""
-        return client_estimates(*self._of_chance, confidence, fixed_shares=self.fixed_shares)
+        return spread.client_estimates(*self._of_chance, confidence, fixed_shares=self.fixed_shares)
 
     @property
     def _of_chance(self) -> GroupCounts:

@@ -69,12 +69,8 @@ def set_rule(counts: Tensor, coverage: float, clients: int = 1, bad: int = 0, er
     >>> set_rule(torch.ones(99, dtype=torch.long), 0.9)
     SetRule(bin=89, samples=99, clients=1, lowest=0.9, highest=0.9)
 
-    Args:
-        counts: validation samples by bin
-        coverage: the least probability that a set contains the truth
-        clients: how many clients have these samples
-        bad: the most samples that bad clients may have
-        error: the probability that samples of honest clients are missing from the counts
+    `counts` are validation samples by bin, at most `bad` of them of bad clients; with the probability `error`, samples
+    of honest clients are missing from them.
     """
     samples = int(counts.sum())
     honest = samples - bad + 1

@@ -1,4 +1,4 @@
-"""The metrics of a method after one round, of its shared and its personal models."""
+"""The metrics of methods after one round."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -42,9 +42,7 @@ class RoundMetrics(NamedTuple):
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RoundMetrics":
         """From JSON values."""
-        parts: dict[str, Any] = {
-            name: None if values[name] is None else Metrics.from_json(values[name]) for name in _PARTS
-        }
+        parts: dict[str, Any] = {name: values[name] and Metrics.from_json(values[name]) for name in _PARTS}
         return cls(
             **parts,
             never_selected=values["never_selected"],

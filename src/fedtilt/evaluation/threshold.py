@@ -49,10 +49,8 @@ class Threshold(NamedTuple):
         >>> Threshold("ill", 0.31, "f1").in_words()
         "'ill' if its probability is at least 0.31 (chosen by f1), else the most probable other class"
         """
-        chosen = "" if self.by is None else f" (chosen by {self.by})"
-        return (
-            f"{self.name!r} if its probability is at least {self.value:g}{chosen}, else the most probable other class"
-        )
+        at_least = f"at least {self.value:g}" + ("" if self.by is None else f" (chosen by {self.by})")
+        return f"{self.name!r} if its probability is {at_least}, else the most probable other class"
 
     def check(self, class_names: Sequence[str]) -> None:
         """Raise InputError if there is no such class."""

@@ -133,12 +133,8 @@ def true_spread(
     >>> [round(value, 1) for value in (spread.observed, spread.chance, spread.estimate, spread.low, spread.high)]
     [16.9, 4.4, 16.4, 9.7, 41.9]
 
-    Args:
-        sums: correct predictions (clients, groups), or errors and their squares (clients, groups, 2), see `metrics`;
-            or differences of two methods on the same rows and their squares: whether some clients gain more
-        total: test samples, (clients, groups)
-        confidence: of the interval
-        fixed_shares: whether the shares of classes in each client's rows are fixed; the groups must be the classes then
+    `sums` and `total` are those of `scores`; or differences of two methods on the same rows and their squares: whether
+    some clients gain more. With `fixed_shares` of classes in each client's rows, the groups must be the classes.
     """
     values, variances = client_scores(sums, total), client_variances(sums, total, fixed_shares)[total.sum(1) > 0]
     observed, variance = _root(values.var(correction=0)), variance_beyond_chance(values, variances)

@@ -90,13 +90,7 @@ def best(
     is the first was seen on the same rows; to leave out some of the others alone, all pairs are corrected by Holm. A
     difference that disappears in the digits of a table is not told apart.
 
-    Args:
-        draws: one per seed
-        key: of the metric, see `client_differences.differences`
-        values: of every method, the mean over the draws
-        higher_is_better: whether a larger value is better
-        digits: behind the point in tables
-        level: the probability of a false claim
+    `draws` are the seeds, `key` is as in `client_differences.differences`, and `values` are means over the draws.
     """
     return best_of(
         values, lambda pairs: compare(draws, key, pairs, higher_is_better=higher_is_better),
@@ -125,10 +119,7 @@ def compare(
     draws: Sequence[Draw], key: str, pairs: Sequence[tuple[str, str]], *, higher_is_better: bool,
     confidence: float = 1 - LEVEL,
 ) -> list[Verdict]:  # fmt: skip
-    """The difference of the two methods of each pair in a metric, above 0 where the first is better.
-
-    Args: see `best`; `confidence` is that of the intervals.
-    """
+    """The difference of the two methods of each pair in a metric, above 0 where the first is better; see `best`."""
     within = [_within(draw, key, pairs, higher_is_better) for draw in draws]
     return _over_draws(within, all(draw.new_data for draw in draws), confidence)
 
@@ -139,18 +130,11 @@ def of_summaries(
     """Verdicts on differences of which each draw has only the value and its standard error, both (draws, pairs).
 
     Of two methods whose clients are positively correlated, √((s² + s'²) / (N − 1)) is at least the standard error. An
-    error of inf says that nothing is known.
+    error of inf says that nothing is known. The degrees of freedom are one less than the clients.
 
     >>> found = of_summaries(np.array([[2.0], [2.5], [3.0]]), np.array([[0.5], [1.0], [0.8]]), 99)[0]
     >>> round(found.p_value, 4), round(found.low, 2), round(found.high, 2)  # of 3.0 ± 0.8, twice
     (0.0006, 1.18, 4.82)
-
-    Args:
-        values: differences, above 0 where ours is better
-        errors: their standard errors
-        freedom: degrees of freedom of the errors, one less than the clients
-        new_data: see `Draw`
-        confidence: of the intervals
     """
     within = [_summary(value, error, freedom) for value, error in zip(values, errors, strict=True)]
     return _over_draws(within, new_data, confidence)
@@ -211,11 +195,8 @@ def _median(*draws: Array) -> tuple[Array, Array, Array, Array]:
 def worse_clients(draws: Sequence[Mapping[str, Array]], level: float = LEVEL) -> list[str]:
     """The clients for which ours is worse beyond chance, with this probability of naming any wrongly.
 
-    By the signs of discordant rows (Q. McNemar, Psychometrika 12, 1947), over seeds as above, corrected by Holm.
-
-    Args:
-        draws: per seed, the differences of the rows of every client, above 0 where ours is better
-        level: the probability of a false name
+    By the signs of discordant rows (Q. McNemar, Psychometrika 12, 1947), over seeds as above, corrected by Holm. Each
+    draw has the differences of the rows of every client, above 0 where ours is better.
     """
     names = list(dict.fromkeys(name for draw in draws for name in draw))
     found = [[_p_worse(draw[name]) if name in draw else 1.0 for draw in draws] for name in names]
@@ -315,10 +296,8 @@ def _test_counts(draw: Draw, pairs: Sequence[tuple[str, str]], value: Array) -> 
         discordant = [float((sums[a] - sums[b]).abs().sum()) for a, b in pairs]  # at least
         step = 100 / float(samples.sum())  # half of what one row more changes, which is continuous otherwise
     else:
-        variances, discordant = (
-            {n: sampling_variances(each, samples) for n, each in sums.items()},
-            [float(samples.sum())] * len(pairs),
-        )
+        variances = {name: sampling_variances(each, samples) for name, each in sums.items()}
+        discordant = [float(samples.sum())] * len(pairs)
     both = [variances[a].sqrt() + variances[b].sqrt() for a, b in pairs]
     error = np.array([float(each.square().sum().sqrt()) for each in both]) / len(samples)
     error, freedom = np.nan_to_num(error, nan=math.inf), np.full(len(pairs), _NORMAL)

@@ -1,7 +1,7 @@
 """Tables and figures from run folders, as one HTML page that opens offline, as Markdown or as CSV; without training.
 
-The modules: `run_reader` reads a folder, `compare` and `weak_spots` compare its methods, `summary`, `verdict`, `notes`,
-`tables` and `figures` present the comparison, `page`, `tuning_page` and `html` write the HTML.
+The modules: `run_reader` reads a folder, `compare` compares its methods, `summary`, `verdict`, `notes`, `tables`
+and `figures` present the comparison, `page`, `tuning_page` and `html` write the HTML.
 """
 
 from collections.abc import Sequence

@@ -54,9 +54,8 @@ def _unfinished(run: Run) -> Iterator[Note]:
 def _seeds(run: Run) -> Iterator[Note]:
     """What the marks of the best methods mean."""
     count = len(run.compared)
-    told_apart = (
-        "Methods are told apart beyond the chance of clients and of their rows, at 5 % for all methods together"
-    )
+    beyond = "beyond the chance of clients and of their rows, at 5 % for all methods together"
+    told_apart = f"Methods are told apart {beyond}"
     if count == 1:
         yield Note("seeds", f"{told_apart}. One seed: others may train other models.")
         return
@@ -71,11 +70,10 @@ def _never_selected(run: Run) -> Iterator[Note]:
     counts = [summary.never_selected for summary in summaries if summary.personal is not None]
     if most := max(counts, default=0):
         count = most if most == min(counts) else f"Up to {most}"
-        who = (
-            f"{count} of {run.compared[0].clients:,} clients were never selected and are evaluated on the shared model"
-        )
+        who = f"{count} of {run.compared[0].clients:,} clients"
+        what = "were never selected and are evaluated on the shared model"
         remedy = f"the table “{VIEWS['ever_selected'].title}” of the report leaves them out"
-        yield Note("never selected", f"{who}; {remedy}.")
+        yield Note("never selected", f"{who} {what}; {remedy}.")
 
 
 def _without_test_data(run: Run) -> Iterator[Note]:

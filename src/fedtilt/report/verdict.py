@@ -6,15 +6,8 @@ from collections.abc import Sequence
 from fedtilt.evaluation.client_differences import Draw, Rows
 from fedtilt.evaluation.gains import Gains, client_gains, differences_by_client
 from fedtilt.evaluation.verdicts import Verdict, worse_clients
-from fedtilt.report.compare import (
-    Metric,
-    baseline_table,
-    compare_several,
-    comparison_table,
-    lead_metric,
-    rare_class,
-    rare_metrics,
-)
+from fedtilt.report import compare
+from fedtilt.report.compare import lead_metric, rare_class
 from fedtilt.report.run_reader import Run
 from fedtilt.text_tables import article, join_words
 
@@ -37,7 +30,8 @@ def verdict(run: Run) -> list[str]:
     names = [name for name in run.baselines if all(name in by_name for by_name in stored)]
     if not names or not all(method in by_name for by_name in stored for method in run.methods):
         return []
-    rows, lead = comparison_table(run, "evaluated") | baseline_table(run), lead_metric(run)
+    rows = compare.comparison_table(run, "evaluated") | compare.baseline_table(run)
+    lead = lead_metric(run)
     choose = max if lead.higher_is_better else min
     best = choose(run.methods, key=lambda method: rows[method][lead.key].mean)
     sentences = _about_local(run, best) if "local" in names else []
@@ -90,7 +84,7 @@ def gains_of(run: Run, ours: str, theirs: str) -> Gains:
 
 def _about_constant(run: Run, best: str, constant: str, value: float) -> str:
     what, metric = f"Predicting {_CONSTANTS[constant]} has {_value(run, value)}", None
-    if rare := rare_metrics(run):  # of few samples, the AUPRC is too uncertain to compare with
+    if rare := compare.rare_metrics(run):  # of few samples, the AUPRC is too uncertain to compare with
         what, metric = f"A random ranking has {_value(run, value)} and an AUROC of 0.5", rare[1]
     gap = _difference(run, best, constant, metric=metric)
     change = _change(run, best, gap, metric)
@@ -107,7 +101,7 @@ def _value(run: Run, value: float) -> str:
     return f"{article(run.score.title)} {run.score.title} of {value:.4g}"
 
 
-def _change(run: Run, method: str, gap: Verdict, metric: Metric | None = None) -> str:
+def _change(run: Run, method: str, gap: Verdict, metric: compare.Metric | None = None) -> str:
     """By how much a method changes the score, or another metric, with its interval."""
     what = ("auprc" if metric is None else metric.key).upper() if rare_class(run) is not None else run.score.title
     digits, unit = (3, "") if rare_class(run) is not None else (1, " points") if run.score.unit else (None, "")
@@ -120,7 +114,7 @@ def _change(run: Run, method: str, gap: Verdict, metric: Metric | None = None) -
     return f"{method} changes the {what} by {mean}{unit} ({interval})".replace("-", "−")
 
 
-def _difference(run: Run, ours: str, theirs: str, asked: int = 0, metric: Metric | None = None) -> Verdict:
+def _difference(run: Run, ours: str, theirs: str, asked: int = 0, metric: compare.Metric | None = None) -> Verdict:
     """Ours against theirs, where ours was chosen among all methods, or among as many pairs."""
     draws = []
     for stored, seed_run in zip(run.predictions, run.compared, strict=True):
@@ -128,8 +122,8 @@ def _difference(run: Run, ours: str, theirs: str, asked: int = 0, metric: Metric
         rows = {name: Rows.of(stored[name]) for name in counts}
         sums, total = {name: found for name, (found, _) in counts.items()}, counts[ours][1]
         draws.append(Draw(sums=sums, total=total, rows=rows.get, new_data=seed_run.generated))
-    (found,) = compare_several(draws, metric or lead_metric(run), [(ours, theirs)], asked or len(run.methods))
-    return found
+    metric, asked = metric or lead_metric(run), asked or len(run.methods)
+    return compare.compare_several(draws, metric, [(ours, theirs)], asked)[0]
 
 
 def thresholds(run: Run) -> list[str]:

@@ -102,7 +102,7 @@ class _ComputedOnce:
 
 
 def _plot(result: Result) -> Any:
-    from fedtilt.report.inline import plot
+    from fedtilt.report.page import plot
 
     return plot(result)
 
