@@ -108,22 +108,16 @@ def random_mask(size: int, count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def random_groups(group: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """A mask of about `count` rows, with the rows of every group on one side.
+    """A mask of the rows of some groups, all with the same chance: as many groups of all as `count` is of the rows.
 
-    Groups are visited in random order; one is taken if that brings the number of rows closer to `count`, whatever their
-    classes. Of several groups, at least one is taken and one is left.
+    A group's size plays no part, so that the rows of people with many are as likely as others; the number of rows that
+    are drawn varies with the groups. Of several groups, at least one is drawn and one is left.
 
     >>> random_groups(np.array([7, 7, 3, 3, 5, 5, 1, 1]), 4, np.random.default_rng(0)).sum()
     np.int64(4)
     """
-    _, group = np.unique(group, return_inverse=True)
-    sizes = np.bincount(group)
-    chosen, reached = np.zeros(len(sizes), bool), 0
-    for number in rng.permutation(len(sizes)):
-        if abs(reached + sizes[number] - count) < abs(reached - count) and chosen.sum() < len(sizes) - 1:
-            chosen[number], reached = True, reached + sizes[number]
-    if count and not chosen.any() and len(sizes) > 1:
-        chosen[int(sizes.argmin())] = True  # every group is larger than twice the goal
+    names, group = np.unique(group, return_inverse=True)
+    chosen = random_mask(len(names), holdout_size(len(names), count / max(1, len(group))), rng)
     return np.asarray(chosen[group])
 
 
