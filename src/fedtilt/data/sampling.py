@@ -15,12 +15,13 @@ _FEW = 16  # numbers that are looked for one by one in less time than they are s
 
 
 GIVEN = "given"  # test data that was not drawn from the clients' rows
+UNKNOWN = "unknown"  # of a run that did not record it
 
 
 class DrawnRows(NamedTuple):
     """How the test rows of a federation came about, which every run records: chance in its scores depends on it."""
 
-    split: str = GIVEN  # of `SPLITS`, or given, such as the published test data
+    split: str = GIVEN  # of `SPLITS`; or given, such as the published test data; or unknown
     fixed_shares: bool = False  # whether the shares of classes in the test rows of each client are fixed, not drawn
     generated: bool = False  # whether another seed draws new data
 
@@ -32,6 +33,7 @@ class DrawnRows(NamedTuple):
         """
         rows = {
             GIVEN: "as given",
+            UNKNOWN: "drawn in a way that the run did not record",
             "random": "drawn at random from each client's rows",
             "proportional": "drawn from each client's rows with the classes in proportion, rounded without bias",
             "time": "the newest of each client's rows",

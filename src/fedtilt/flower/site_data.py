@@ -114,6 +114,11 @@ def _own_data(task: Task, node_config: NodeConfig) -> Dataset:
     data = task.data(node_config)
     if not isinstance(data, Dataset):
         raise InputError(f"the data function must return a fedtilt.data.Dataset, got {type(data).__name__}")
+    if data.test_drawn and data.split == "proportional":
+        raise InputError(
+            "the data function returns test rows that were drawn with split = 'proportional', and the server counts on "
+            "random ones; draw them with split = 'random'"
+        )
     if data.schema is not None:
         raise InputError(
             "the data function returns a table, whose columns other sites may have in another order; give the task "

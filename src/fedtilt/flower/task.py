@@ -157,6 +157,11 @@ class Task:
                     f"data.{key} = {getattr(spec.data, key)!r} has no effect on sites with data of their own; remove "
                     "it, and change the data on the site"
                 )
+        if self.has_own_data and self.table is None and spec.data.split is not None:
+            raise InputError(
+                f"data.split = {spec.data.split!r} has no effect on what a data function returns; remove it, and draw "
+                "the rows there"
+            )
         task = None if self.target is None else self.target.task
         method, settings = spec.methods[0].to_method(), train_settings_of(spec, spec.seed, task)
         if settings.attack is not None:

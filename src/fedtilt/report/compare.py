@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtilt.data.groups import CLASS, in_words
+from fedtilt.data.sampling import UNKNOWN
 from fedtilt.data.targets import RANGE
 from fedtilt.errors import InputError
 from fedtilt.evaluation.client_differences import Draw, Rows
@@ -282,7 +283,7 @@ def check_splits(runs: Sequence[Run]) -> None:
     first, *others = runs
     for run in others:
         splits = first.compared[0].drawn.split, run.compared[0].drawn.split
-        if splits[0] != splits[1]:
+        if splits[0] != splits[1] and UNKNOWN not in splits:
             raise InputError(
                 f"the test rows of {first.name} are drawn with split = {splits[0]!r} and those of {run.name} with "
                 f"{splits[1]!r}, which makes other numbers; run one of them again with the split of the other"

@@ -59,7 +59,7 @@ def _seeds(run: Run) -> Iterator[Note]:
     if count == 1:
         yield Note("seeds", f"{told_apart}. One seed: others may train other models.")
         return
-    how = "the seeds divide the same data again and share rows, so that p is twice the median of theirs"
+    how = "the seeds share test rows, so that p is twice the median of theirs"
     if all(seed_run.generated for seed_run in run.compared):
         how = "the seeds draw new data" + (" and are a sample" if count > 2 else "; p is twice their median")
     yield Note("seeds", f"{told_apart}; {how}. ±: standard deviation over {count} seeds, which is no test.")
@@ -122,15 +122,16 @@ def _outliers(run: Run) -> Iterator[Note]:
 
 
 def _personal_models(run: Run) -> Iterator[Note]:
-    """Personal models that are worse than the shared one."""
+    """Personal models that are worse than the shared one beyond chance, and noticeably."""
     methods = [m for m in run.methods if all(s.counts[m].personal is not None for s in run.compared)]
     noticed = {method: means for method in methods if (means := _personal_and_shared(run, method)) is not None}
     found = {method: _personal_against_shared(run, method).p_value for method in methods} if noticed else {}
     adjusted = dict(zip(found, holm(list(found.values())), strict=True))
     for method, means in noticed.items():
-        chance = "" if adjusted[method] <= LEVEL else ", which may be chance"
+        if adjusted[method] > LEVEL:
+            continue
         values = [run.score.text(v, 1) if run.score.unit else f"{v:.4g}" for v in means]
-        scores = f"{run.score.title} {values[0]} against {values[1]}, mean over clients{chance}"
+        scores = f"{run.score.title} {values[0]} against {values[1]}, mean over clients"
         worse = f"The personal models of {method} are worse than its shared model"
         yield Note("personal models", f"{worse}: {scores}. Raise mu, or use the shared model.")
 

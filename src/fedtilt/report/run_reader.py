@@ -48,6 +48,7 @@ class SeedRun:
     attackers: tuple[int, ...] = ()  # clients, which are not evaluated
     left_out: tuple[int, ...] = ()  # clients that have left: they have a number, and no data
     drawn: DrawnRows = AS_GIVEN  # how the test rows came about
+    test_rows: str = ""  # a digest of them; empty: not recorded
     about_data: tuple[str, ...] = ()  # warnings, and how the source was read
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)  # by method, of a rare class
     has_ended: bool = False  # early, by the stop rule of the run
@@ -255,7 +256,7 @@ def _read_federation(path: Path, clients: int, classes: int) -> dict[str, Any]:
     return {
         "client_names": client_names, "class_names": class_names, "has_outliers": has_outliers,
         "group": str(record.get("group", CLASS)), "attackers": attackers, "left_out": left_out,
-        "about_data": about_data, "drawn": drawn,
+        "about_data": about_data, "drawn": drawn, "test_rows": str(record.get("test_rows", "")),
     }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from fedtilt.runs.checkpointing import CHECKPOINT_SECONDS, MEMORY_LIMIT, Summari
 from fedtilt.runs.notebook import with_notebook_progress
 from fedtilt.runs.run_result import run_result
 from fedtilt.simulation import Round
-from fedtilt.storage.fingerprint import check_other_seeds, continued, fingerprint_of
+from fedtilt.storage.fingerprint import check_other_seeds, continued, fingerprint_of, test_rows_digest
 from fedtilt.storage.provenance import environment, is_started, read_record, record_environment, seed_folder
 from fedtilt.storage.releases import Releases
 from fedtilt.storage.run_folder import InMemoryRun, Notice, Recorder, RunFolder, model_description
@@ -239,6 +239,7 @@ def _describe(prepared: PreparedRun, recorder: Recorder) -> None:
         left_out=federation.left_out,
         about_data=federation.about_data,
         drawn=federation.drawn,
+        test_rows=test_rows_digest(federation),
         constants=_constants(prepared),
         model=model_description(prepared.recipe, federation.dataset),
         backend=prepared.backend.describe(),

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fedtilt.data import Federation
 from fedtilt.data.inputs import named_tensors, take
 from fedtilt.data.targets import LabelTarget, NumericTarget, TokenTarget
 from fedtilt.engine.prepare import PreparedRun
@@ -85,6 +86,13 @@ def _transform_digest(prepared: PreparedRun) -> dict[str, str]:
         return {}
     found = check_transform(transform, take(prepared.federation.clean_train(0)[0], slice(0, 8)))
     return {"transform": digest_of([values.cpu() for values in named_tensors(found, "x").values()])}
+
+
+def test_rows_digest(federation: Federation) -> str:
+    """A digest of which test rows the clients have, and of their targets."""
+    data, rows = federation.dataset, torch.cat(list(federation.test_index))
+    positions = rows if data.rows_test is None else data.rows_test[rows]
+    return digest_of([positions.cpu(), data.y_test[rows].cpu()])
 
 
 def digest_of(tensors: Sequence[torch.Tensor]) -> str:

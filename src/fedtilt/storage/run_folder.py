@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fedtilt.data.groups import CLASS
-from fedtilt.data.sampling import DrawnRows
+from fedtilt.data.sampling import UNKNOWN, DrawnRows
 from fedtilt.data.targets import LabelTarget, NumericTarget
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.errors import InputError
@@ -59,7 +59,7 @@ def read_thresholds(folder: Path, round: int) -> dict[str, Threshold]:
         return {m: Threshold.from_json(values) for m, values in found["thresholds"].items()} if is_same else {}
 
 
-_OF_EARLIER_RUNS = DrawnRows("proportional", fixed_shares=True)  # which did not record it
+_OF_EARLIER_RUNS = DrawnRows(UNKNOWN, fixed_shares=True)  # as in most: by a partition, or in proportion
 
 
 def drawn_rows(record: Mapping[str, Any]) -> DrawnRows:
@@ -149,14 +149,16 @@ class RunFolder:
         self, *, clients: Sequence[str], classes: Sequence[str], has_outliers: Sequence[int], group: str = CLASS,
         attackers: Sequence[int] = (), left_out: Sequence[int] = (), about_data: Sequence[str] = (),
         constants: Mapping[str, Tensor] | None = None, model: Mapping[str, Any] | None = None,
-        backend: str | None = None, drawn: DrawnRows,
+        backend: str | None = None, drawn: DrawnRows, test_rows: str = "",
     ) -> None:  # fmt: skip
         """Write names, how rows were drawn, model and backend for reports and exports.
 
-        `classes` are the names of the columns of counts, which are classes unless `group` says otherwise.
+        `classes` are the names of the columns of counts, which are classes unless `group` says otherwise; `test_rows`
+        is a digest of the test rows, which two runs must share to be compared.
         """
         names: dict[str, Any] = {"clients": list(clients), "classes": list(classes), "has_outliers": list(has_outliers)}
         names |= drawn._asdict()
+        names |= {"test_rows": test_rows} if test_rows else {}
         names |= {} if group == CLASS else {"group": group}
         names |= {"attackers": list(attackers)} if attackers else {}
         names |= {"left_out": list(left_out)} if left_out else {}

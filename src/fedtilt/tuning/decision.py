@@ -118,7 +118,9 @@ def decide(
     if current not in scores:
         return Decision(best, f"your setting diverged; {best!r} is the first of the others", others)
     if violation(values[current], constraints):
-        return Decision(best, f"your setting misses {bounds}", others)
+        return Decision(
+            best, f"your setting misses {bounds} on these rows; the first that keeps it is {best!r}", others
+        )
     if not others:
         return Decision(current, "keep yours: no other setting was trained as far", others)
     for name in order[: order.index(current)]:
