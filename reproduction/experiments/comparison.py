@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any
 
-from fedtilt.evaluation.over_seeds import SeedValues
+from fedtilt.evaluation.results import SeedValues
 from fedtilt.evaluation.verdicts import Verdict
 from fedtilt.report.tables import format_difference, format_interval, format_mean_std
 from reproduction import plots

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fedtilt.data.groups import CLASS
+from fedtilt.evaluation.evaluator import Grouping
 from fedtilt.evaluation.gains import client_gains
-from fedtilt.evaluation.groups import Grouping
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.round_metrics import round_metrics

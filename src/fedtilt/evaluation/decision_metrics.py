@@ -21,6 +21,7 @@ from fedtilt.evaluation.scores import EXACT_MATCH, SCORES, TASK_SCORES, Score
 from fedtilt.evaluation.weighted_predictions import BINS, Array, ClassCounts, PredictedClasses, Weighted, ratio
 
 _SMALLEST = float(np.finfo(np.float32).eps)  # a smaller probability counts as this in the log loss, as in scikit-learn
+Mask = Callable[[PredictedClasses], Array]  # (S,) bool
 
 
 def _over_classes(value: Callable[[ClassCounts], Array]) -> Callable[[Weighted], Array]:
@@ -103,9 +104,6 @@ class Metric(NamedTuple):
     needs_positive: bool = False
     tasks: tuple[str, ...] = ("classification",)
     scale: str = "share"  # of its interval: a "share" in [0, 1], an "error" above 0 or "any" number; empty: it has none
-
-
-Mask = Callable[[PredictedClasses], Array]  # (S,) bool
 
 
 def _share(of: Mask, among: Mask, *, of_class: bool = True) -> Callable[[PredictedClasses], tuple[int, int] | None]:

@@ -9,8 +9,8 @@ import numpy as np
 from fedtilt.evaluation.decision_metrics import METRICS, OVERALL_METRICS, Metric, metrics_for
 from fedtilt.evaluation.intervals import LARGE, RESAMPLES
 from fedtilt.evaluation.metrics_frame import metrics_frame, with_targets
-from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.predictions import Predictions
+from fedtilt.evaluation.results import SeedValues
 from fedtilt.evaluation.scores import ACCURACY
 from fedtilt.evaluation.threshold import Threshold
 from fedtilt.evaluation.weighted_predictions import Array, PredictedClasses, reliability_curve
@@ -206,12 +206,8 @@ def _reliability(predictions: PredictionsBySeed, styles: Mapping[str, Style]) ->
         error = {"type": "data", "symmetric": False, "thickness": 1, "width": 3, "color": styles[method].faint(0.6)}
         error |= {"array": _percent(high - accuracy), "arrayminus": _percent(accuracy - low)}
         hover = "confidence %{x:.0f} %: accuracy %{y:.0f} %, %{customdata} samples"
-        data.append(
-            line(
-                method, styles[method], _percent(confidence), _percent(accuracy), hover, mode="lines+markers",
-                error_y=error, customdata=samples.tolist(),
-            )
-        )  # fmt: skip
+        x, y, more = _percent(confidence), _percent(accuracy), {"error_y": error, "customdata": samples.tolist()}
+        data.append(line(method, styles[method], x, y, hover, mode="lines+markers", **more))
     return Figure(
         name="reliability", title="Reliability",
         note="Accuracy of predictions by their confidence, with 95 % intervals; on the dotted line, both are equal.",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedtilt.data.groups import in_words
-from fedtilt.evaluation.over_seeds import SeedValues
+from fedtilt.evaluation.results import SeedValues
 from fedtilt.evaluation.scores import ACCURACY, client_scores, scores_of
 from fedtilt.report import figure as drawing
 from fedtilt.report.compare import Metric, best_methods, fairness_metrics, metrics_of, rare_class
@@ -48,14 +48,13 @@ def learning_curve(run: Run, methods: Sequence[str], styles: dict[str, Style], m
         band = [(number, values.mean, values.std) for number, values in points if values.std is not None]
         if band and len(methods) <= MAX_BANDS:
             data.append(_band(method, styles[method], band, 100.0 if metric.unit == "%" else float("inf")))
-        means = [values.mean for _, values in points]
-        data.append(
-            line(
-                method, styles[method], [number for number, _ in points], means, "round %{x}: %{y:.2f}",
-                mode="lines+markers" if len(points) <= 30 else "lines", legendgroup=plotly_text(method),
-                zorder=len(methods) - i,  # dots and dashes are on top: a line below them stays visible
-            )
-        )  # fmt: skip
+        rounds, means = [number for number, _ in points], [values.mean for _, values in points]
+        more: dict[str, Any] = {
+            "mode": "lines+markers" if len(points) <= 30 else "lines",
+            "legendgroup": plotly_text(method),
+        }
+        more["zorder"] = len(methods) - i  # dots and dashes are on top: a line below them stays visible
+        data.append(line(method, styles[method], rounds, means, "round %{x}: %{y:.2f}", **more))
     layout = figure_layout(310, methods, xaxis=axis("round"), yaxis=axis(metric.title, metric.unit))
     if max((number for _, number, *_ in rows), default=0) <= 10:
         layout["xaxis"]["dtick"] = 1  # between a few rounds, Plotly would label halves
@@ -94,16 +93,13 @@ def sorted_clients(run: Run, methods: Sequence[str], styles: dict[str, Style]) -
         seed_text = ", seed {}" if len(run.compared) > 1 else ""
         style = styles[method]
         symbols = [f"{style.symbol}-open" if outliers else style.symbol for *_, outliers in points]
-        marker = {"color": style.color, "size": 7 if len(points) < 80 else 4}
+        marker: dict[str, Any] = {"color": style.color, "size": 7 if len(points) < 80 else 4}
         shares, values = ([point[i] for point in points] for i in (0, 1))
-        data.append(
-            line(
-                method, style, shares, values, f"%{{text}}: %{{y:.1f}}{unit}", mode="lines+markers",
-                text=[f"client {plotly_text(name)}{seed_text.format(seed)}" for _, _, seed, name, _ in points],
-                line={"color": style.faint(0.45), "width": 1},
-                marker=marker | {"symbol": symbols if mark_outliers else style.symbol},
-            )
-        )  # fmt: skip
+        marker["symbol"] = symbols if mark_outliers else style.symbol
+        text = [f"client {plotly_text(name)}{seed_text.format(seed)}" for _, _, seed, name, _ in points]
+        more = {"text": text, "line": {"color": style.faint(0.45), "width": 1}, "marker": marker}
+        hover = f"%{{text}}: %{{y:.1f}}{unit}"
+        data.append(line(method, style, shares, values, hover, mode="lines+markers", **more))
     fair = "high" if score.higher_is_better else "low"
     note = f"One mark per client, from the lowest {title} to the highest; flat and {fair} is fair."
     note += " Open marks: clients with outliers." if mark_outliers else ""

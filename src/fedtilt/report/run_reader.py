@@ -72,17 +72,7 @@ class SeedRun:
         others = self.counts[method].groups
         if self.group != CLASS and others and not self.sums(method).is_floating_point():
             by_grouping[CLASS] = others[0]  # see `group_names`
-        return counts_of_chance(by_grouping, self.fixed_shares)
-
-    @property
-    def fixed_shares(self) -> bool:
-        """Whether the shares of classes in each client's test rows are fixed."""
-        return self.drawn.fixed_shares
-
-    @property
-    def generated(self) -> bool:
-        """Whether another seed draws new data."""
-        return self.drawn.generated
+        return counts_of_chance(by_grouping, self.drawn.fixed_shares)
 
     @property
     def clients(self) -> int:

@@ -47,7 +47,7 @@ def headline(run: Run) -> str:
 
 def knows_chance(run: Run) -> bool:
     """Whether the part of chance in the scores is known; otherwise, nothing can be said to fail beyond it."""
-    return all(knows_variances(*s.of_chance(run.methods[0]), fixed_shares=s.fixed_shares) for s in run.compared)
+    return all(knows_variances(*s.of_chance(run.methods[0]), fixed_shares=s.drawn.fixed_shares) for s in run.compared)
 
 
 class Worst(NamedTuple):
@@ -76,7 +76,7 @@ def worst_client(run: Run, method: str) -> Worst | None:
     """The client that a method fails most, of all seeds, which have clients of their own."""
     error = 0.05 / len(run.compared)
     found = [
-        Worst.of(run.score, s.of_chance(method), s.client_names, s.seed, fixed_shares=s.fixed_shares, error=error)
+        Worst.of(run.score, s.of_chance(method), s.client_names, s.seed, fixed_shares=s.drawn.fixed_shares, error=error)
         for s in run.compared
     ]
     worst = [client for client in found if client is not None]
@@ -89,7 +89,7 @@ def worst_group(run: Run, method: str) -> Worst | None:
     Other seeds have new samples if data is generated; otherwise they draw the same rows again, and are no more samples.
     """
     first, seed_runs = run.compared[0], run.compared
-    if not first.generated or any(s.class_names != first.class_names for s in run.compared):
+    if not first.drawn.generated or any(s.class_names != first.class_names for s in run.compared):
         seed_runs = run.compared[:1]
     sums = torch.stack([s.sums(method).sum(0) for s in seed_runs]).sum(0)
     total = torch.stack([s.total.sum(0) for s in seed_runs]).sum(0)
@@ -162,7 +162,7 @@ def fairness_beyond_chance(run: Run) -> str:
     if run.score not in (ACCURACY, MAE):
         return ""
     spreads = {
-        m: [true_spread(*s.of_chance(m), fixed_shares=s.fixed_shares) for s in run.compared]
+        m: [true_spread(*s.of_chance(m), fixed_shares=s.drawn.fixed_shares) for s in run.compared]
         for m in compare.best_methods(run, 5)
     }
     digits = ".1f" if run.score is ACCURACY else ".3g"

@@ -10,7 +10,7 @@ import torch
 
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.engine.prepare import PreparedRun
-from fedtilt.evaluation.groups import group_names
+from fedtilt.evaluation.evaluator import group_names
 from fedtilt.evaluation.method_results import MethodResult
 from fedtilt.evaluation.predictions import Predictions, choose_thresholds, predict
 from fedtilt.evaluation.results import Result
