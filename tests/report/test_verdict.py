@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from fedtilt.data.groups import CLASS
+from fedtilt.evaluation.decision_metrics import Threshold
 from fedtilt.evaluation.evaluator import Grouping
 from fedtilt.evaluation.gains import client_gains
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.round_metrics import round_metrics
-from fedtilt.evaluation.threshold import Threshold
 from fedtilt.evaluation.true_spread import true_spread
 from fedtilt.report.compare import overview_metrics, rare_class
 from fedtilt.report.decision_metrics import decision_figures

@@ -19,11 +19,11 @@ from torch import Tensor
 from fedtilt.data.groups import CLASS
 from fedtilt.data.sampling import AS_GIVEN, DrawnRows
 from fedtilt.errors import InputError, InputWarning
+from fedtilt.evaluation.decision_metrics import Threshold
 from fedtilt.evaluation.metrics import Counts, GroupCounts, counts_of_chance
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.scores import SCORES, Score
-from fedtilt.evaluation.threshold import Threshold
 from fedtilt.files import interpreting, read_json, read_toml
 from fedtilt.storage.evaluations import Evaluations, History
 from fedtilt.storage.fingerprint import read_fingerprint
