@@ -20,7 +20,6 @@ from fedtilt.evaluation.weighted_predictions import Array
 MAX_WORK = 200_000_000  # samples · columns · outputs, beyond which pooled models are skipped
 _MAX_CATEGORIES = 255  # of a column of HistGradientBoosting
 _ITERATIONS = 1000  # of the logistic regression, at most
-_ROWS = 128  # test samples whose outputs are in memory at a time
 
 
 def constant_outputs(federation: Federation, seed: int) -> dict[str, Tensor]:
@@ -39,6 +38,9 @@ def constant_outputs(federation: Federation, seed: int) -> dict[str, Tensor]:
         return {"frequencies": torch.cat([no_sums(target, 0), *found])}
     shares = y.bincount(minlength=federation.classes) / len(y)
     return {"majority": shares.float().expand(samples, -1).clone()}
+
+
+_ROWS = 128  # test samples whose outputs are in memory at a time
 
 
 def _frequency_logits(target: Target, y: Tensor, like: Tensor) -> Tensor:

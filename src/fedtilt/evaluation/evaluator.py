@@ -1,7 +1,4 @@
-"""Evaluate models on the clients' test or validation data: sums by client and group, see `metrics`.
-
-Groups are the classes or ranges of the target, and those that the data names.
-"""
+"""Evaluate models on the clients' test or validation data: sums by client and group, see `metrics`."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,10 +63,7 @@ def groupings(federation: Federation, split: str = "test") -> dict[str, Grouping
 
 
 class CrossTable:
-    """The combinations of class and groups that occur in a split, its cells, from its groupings by name.
-
-    Sums are taken in cells, because those of every grouping follow from them.
-    """
+    """The cells of a split: combinations of class and groups, from whose sums those of every grouping follow."""
 
     def __init__(self, by: Mapping[str, Grouping]) -> None:
         self._sizes = {name: len(grouping.names) for name, grouping in by.items()}
