@@ -15,9 +15,9 @@ from fedtilt.data.groups import GroupColumn
 from fedtilt.data.published.catalog import CATALOG
 from fedtilt.engine.prepare import PreparedRun
 from fedtilt.errors import InputWarning
-from fedtilt.evaluation.baselines import constant_outputs, pooled_outputs
 from fedtilt.evaluation.metrics import compute_metrics
 from fedtilt.evaluation.predictions import Predictions, predict, predictions_of
+from fedtilt.runs.baselines import constant_outputs, pooled_outputs
 from fedtilt.simulation import Round
 from reproduction.experiment import Case, Experiment, OnProgress, Options
 from reproduction.experiments.leaderboard import BASELINES, chapter

@@ -13,8 +13,8 @@ import torch
 from fedtilt import seeds
 from fedtilt.data import Federation
 from fedtilt.errors import InputWarning
-from fedtilt.evaluation.baselines import pooled_outputs
 from fedtilt.evaluation.predictions import predictions_of
+from fedtilt.runs.baselines import pooled_outputs
 from reproduction.chapter import Chapter, Table
 from reproduction.experiment import Case, Experiment, OnProgress, Options, Results, by_seed
 from reproduction.prepared import read_table

@@ -30,10 +30,10 @@ def main() -> None:
 
 
 def lines(rows: list[Row], *, every: bool) -> str:
-    """The rows in Markdown, by promise from the worst cell to the best."""
+    """The rows in Markdown, by promise: first those that were measured again, from the worst to the best."""
     found = []
     for promise in dict.fromkeys(row.promise for row in rows):
-        cells = sorted((row for row in rows if row.promise == promise), key=lambda row: row.margin)
+        cells = sorted((row for row in rows if row.promise == promise), key=lambda row: (not row.again, row.margin))
         for row in cells if every else cells[:1]:
             measured = f"{row.measured:.1f} ± {row.standard_error:.1f} {row.bar.split()[2]}"
             broken = sum(not cell.kept for cell in cells)

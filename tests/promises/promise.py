@@ -25,6 +25,7 @@ class Row(NamedTuple):
     standard_error: float
     kept: bool
     note: str = ""  # such as how often the statement is printed at all
+    again: bool = False  # measured again, because it looked bad
 
     @property
     def margin(self) -> float:
@@ -53,7 +54,7 @@ def measured(cells: Sequence[Simulation], draws: int, workers: int = 1) -> list[
             doubtful |= {k: rows[k][0] for n, k in enumerate(keys) if n < AGAIN or not rows[k][1].kept}
         numbers = sorted(set(doubtful.values()))
         second = each(partial(_quietly, draws=TIMES * draws, first=1_000_000), [cells[n] for n in numbers])
-        again = {(row.promise, row.cell): row for part in second for row in part}
+        again = {(row.promise, row.cell): row._replace(again=True) for part in second for row in part}
     return [again[key] if key in doubtful and key in again else row for key, (_, row) in rows.items()]
 
 

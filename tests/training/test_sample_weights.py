@@ -75,7 +75,7 @@ def test_a_run_with_a_weight_column() -> None:
     assert torch.equal(*results)
 
 
-COLUMNS = {"target": "y", "client": "site", "weight": "w", "split": "fold"}
+COLUMNS = {"target": "y", "client": "site", "weight": "w", "split_column": "fold"}
 
 
 def with_test_rows(table: pandas.DataFrame) -> pandas.DataFrame:

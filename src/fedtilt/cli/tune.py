@@ -107,7 +107,7 @@ def print_tuning(console: Console, folder: Path, tuning: "Tuning", seconds: floa
     if rows:  # otherwise the budget ended before any
         console.print(
             f"\n[bold]{escape(tuning.method)} on validation data[/] after {tuning.compared_rounds} of {tuning.rounds} "
-            f"rounds{seeds}, the best by {escape(tuning.by.title)} first:"
+            f"rounds{seeds}, in the order of {escape(tuning.by.title)}:"
         )
         console.print(table)
     for line in _remarks(tuning, len(rows), omitted):

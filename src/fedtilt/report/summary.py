@@ -146,7 +146,9 @@ def worst_scores(run: Run) -> str:
             seed = "" if worst is None or worst.seed is None or len(run.compared) == 1 else f" of seed {worst.seed}"
             texts.append(f"{kind} {worst.name}{seed}: {worst_score(run.score, worst)}" if worst else f"no {kind}")
         clauses.append(f"{method}, {', and '.join(texts)}")
-    shown = f" These are the {len(clauses)} best of {len(run.methods)} methods."
+    lead = compare.lead_metric(run)
+    extreme = "highest" if lead.higher_is_better else "lowest"
+    shown = f" These are the {len(clauses)} of {len(run.methods)} methods with the {extreme} {lead.title}."
     text = f"Fails most, worse than the mean beyond chance among that many, with a 95 % interval: {'; '.join(clauses)}."
     return f"{text}{shown if len(clauses) < len(run.methods) else ''}"
 

@@ -116,7 +116,7 @@ def decide(
     if violation(values[best], constraints):
         return Decision(None, f"no setting has {bounds}; the nearest is {best!r}", others)
     if current not in scores:
-        return Decision(best, f"your setting diverged; {best!r} is the best of the others", others)
+        return Decision(best, f"your setting diverged; {best!r} is the first of the others", others)
     if violation(values[current], constraints):
         return Decision(best, f"your setting misses {bounds}", others)
     if not others:
