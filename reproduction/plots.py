@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtilt.evaluation.over_seeds import SeedValues
+from fedtilt.evaluation.results import SeedValues
 from fedtilt.report.figure import Style
 
 _BLUE, _ORANGE, _GREY = "#1a7fc4", "#d55e00", "#7f858d"  # FedTilt, Ditto, FedAvg, as in `report.figure`

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any
 
-from fedtilt.evaluation.over_seeds import SeedValues
+from fedtilt.evaluation.results import SeedValues
 from fedtilt.evaluation.verdicts import Verdict
-from fedtilt.report.tables import format_difference, format_interval, format_mean_std
+from fedtilt.report.summary import format_difference, format_interval, format_mean_std
 from reproduction import plots
 from reproduction.chapter import CaptionedFigure, Chapter, Part, Table, Text
 from reproduction.experiment import Case, Experiment, Options, Results

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedtilt.evaluation.verdicts import LEVEL
 from fedtilt.report.compare import Metric
-from fedtilt.report.tables import format_interval
+from fedtilt.report.summary import format_interval
 from reproduction.chapter import Holds, Verdict, verdict_on
 from reproduction.experiment import Claim
 from reproduction.experiments.paired import COMPARED_METRICS, PAPER_METRICS, TITLES, DatasetComparison

@@ -11,7 +11,7 @@ import torch
 
 from fedtilt.evaluation.true_spread import true_spread
 from fedtilt.evaluation.verdicts import LEVEL, Verdict, best_of, holm, of_units
-from fedtilt.report.tables import format_interval
+from fedtilt.report.summary import format_interval
 from fedtilt.text_tables import join_words
 from reproduction.chapter import Chapter, Part, Table
 from reproduction.experiment import Experiment, Results

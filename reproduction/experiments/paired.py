@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedtilt.evaluation.over_seeds import SeedValues
+from fedtilt.evaluation.results import SeedValues
 from fedtilt.report.compare import METRICS, Metric
 from reproduction.experiment import Experiment, by_seed
 from reproduction.records import BySeed, Difference, Outcome, best_rows, difference, methods_of, metrics_of, outcome

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fedtilt.evaluation.verdicts import LEVEL, holm
 from fedtilt.report.compare import METRICS
-from fedtilt.report.tables import format_interval
+from fedtilt.report.summary import format_interval
 from reproduction.chapter import Chapter, Table, Text
 from reproduction.experiment import Case, Experiment, OnProgress, Options, Results, by_seed
 from reproduction.experiments.paired import clients_of

@@ -17,7 +17,7 @@ from fedtilt.data.published.toy import SETUPS, Group, toy
 from fedtilt.evaluation.verdicts import of_summaries
 from fedtilt.methods import Method, ditto, fedavg, fedtilt
 from fedtilt.models import logistic
-from fedtilt.report.tables import format_interval
+from fedtilt.report.summary import format_interval
 from fedtilt.simulation import simulate
 from reproduction.chapter import CaptionedFigure, Chapter, Holds, Part, Table, Verdict, verdict_on
 from reproduction.experiment import Case, Claim, Experiment, OnProgress, Options, by_seed

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from fedtilt.evaluation.over_seeds import SeedValues
+from fedtilt.evaluation.results import SeedValues
 from fedtilt.evaluation.verdicts import LEVEL, holm
 from fedtilt.report.compare import Metric
-from fedtilt.report.tables import format_interval, format_mean_std
+from fedtilt.report.summary import format_interval, format_mean_std
 from reproduction.chapter import Chapter, Table, Text
 from reproduction.experiment import Case, Experiment, OnProgress, Options, Results, by_seed
 from reproduction.experiments.chosen import chosen_settings

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from fedtilt.report.tables import format_interval
+from fedtilt.report.summary import format_interval
 from fedtilt.text_tables import join_words
 from reproduction import plots
 from reproduction.chapter import CaptionedFigure, Part, Table, Text

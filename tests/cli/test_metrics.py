@@ -10,7 +10,7 @@ import torch
 from sklearn import metrics as sk
 
 import fedtilt as ft
-from fedtilt.evaluation.threshold import Threshold
+from fedtilt.evaluation.decision_metrics import Threshold
 from fedtilt.files import write_json
 from fedtilt.runs.predictions import read_or_predict
 from fedtilt.runs.spec_run import run_spec

@@ -10,8 +10,8 @@ from scipy import stats
 import fedtilt as ft
 from fedtilt.data.groups import CLASS
 from fedtilt.errors import InputError
+from fedtilt.evaluation.evaluator import Grouping
 from fedtilt.evaluation.gains import client_gains, paired_interval
-from fedtilt.evaluation.groups import Grouping
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.verdicts import worse_clients
 

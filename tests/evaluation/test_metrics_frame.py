@@ -9,7 +9,7 @@ from scipy.stats import binomtest
 from sklearn import metrics as sk
 
 from fedtilt.errors import InputError
-from fedtilt.evaluation.groups import Grouping
+from fedtilt.evaluation.evaluator import Grouping
 from fedtilt.evaluation.intervals import bootstrap
 from fedtilt.evaluation.metrics_frame import metrics_frame
 from fedtilt.evaluation.predictions import Predictions

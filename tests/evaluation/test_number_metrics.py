@@ -7,7 +7,7 @@ import torch
 
 from fedtilt.errors import InputError
 from fedtilt.evaluation.decision_metrics import METRICS, metrics_for
-from fedtilt.evaluation.groups import Grouping
+from fedtilt.evaluation.evaluator import Grouping
 from fedtilt.evaluation.metrics_frame import metrics_frame
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.evaluation.weighted_predictions import PredictedNumbers, Weighted

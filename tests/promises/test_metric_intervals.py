@@ -9,11 +9,10 @@ import pytest
 import torch
 
 import fedtilt as ft
-from fedtilt.evaluation.decision_metrics import METRICS, POSITIVE_METRICS
+from fedtilt.evaluation.decision_metrics import METRICS, POSITIVE_METRICS, Threshold
 from fedtilt.evaluation.intervals import MIN_CLIENTS
 from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame
 from fedtilt.evaluation.predictions import predictions_of
-from fedtilt.evaluation.threshold import Threshold
 from fedtilt.evaluation.weighted_predictions import Array, PredictedClasses, Weighted
 from tests.promises.promise import Row, covered_row, false_row, measured
 

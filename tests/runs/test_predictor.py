@@ -13,7 +13,7 @@ import fedtilt as ft
 from examples.patients import write_patients
 from fedtilt.data.tables.reader import open_reader
 from fedtilt.errors import InputWarning
-from fedtilt.evaluation.threshold import Threshold
+from fedtilt.evaluation.decision_metrics import Threshold
 from fedtilt.files import write_json
 from fedtilt.text_tables import original_text
 

@@ -48,7 +48,7 @@ def export(
     is written only if ONNX Runtime gives the same answers as PyTorch. In the state folder of a site, it is the site's
     own model. A name without a suffix is a new folder with the model, its settings and the card as README.md.
     """
-    from fedtilt.evaluation.threshold import Threshold
+    from fedtilt.evaluation.decision_metrics import Threshold
     from fedtilt.runs.export import export_of
     from fedtilt.runs.model_card import write_export, write_hub_folder
     from fedtilt.runs.trained_run import read_trained_run

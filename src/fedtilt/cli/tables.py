@@ -13,7 +13,7 @@ from fedtilt.report import compare, summary
 from fedtilt.report.compare import Cell, GroupTable, Metric, comparison_cells, overview_metrics
 from fedtilt.report.notes import notes
 from fedtilt.report.run_reader import Run
-from fedtilt.report.tables import format_mean_std
+from fedtilt.report.summary import format_mean_std
 
 
 def comparison_table(run: Run, width: int) -> Group:

@@ -93,15 +93,11 @@ def differences(draw: Draw, key: str, pairs: Sequence[tuple[str, str]], *, highe
     is_score = any(key == score.name for score in scores_of(draw.sums[methods[0]]))
     found = (_of_rows if key in METRICS and not is_score else _of_clients)(draw, key, methods)
     if isinstance(found, str):
-        return withheld(len(pairs), found)
+        nothing = np.zeros((len(pairs), 1))
+        return Differences(np.full(len(pairs), math.nan), nothing, nothing > 0, 1, reason=found)
     result = found(ours, theirs)
     sign = 1 if higher_is_better else -1
     return result._replace(value=sign * result.value, terms=sign * result.terms)
-
-
-def withheld(pairs: int, reason: str) -> Differences:
-    """No differences, for this reason."""
-    return Differences(np.full(pairs, math.nan), np.zeros((pairs, 1)), np.zeros((pairs, 1), bool), 1, reason=reason)
 
 
 _Pairs = Callable[[Array, Array], Differences]  # of the numbers of both methods of every pair

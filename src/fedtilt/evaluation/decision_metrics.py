@@ -1,26 +1,29 @@
 """Metrics of probabilities (AUROC, F1, log loss, …), of numbers (MAE, R², …), of tokens and of several labels.
 
 Every metric is a function of weighted samples, with one value per row of weights: equal weights give the metric, and
-the weights of a bootstrap its resamples, all at once. The values are those of scikit-learn with `sample_weight`,
-with which the tests compare them; a resample there takes as long as all of them here. NaN: the metric is not defined.
+the weights of a bootstrap its resamples, all at once. The values are those of scikit-learn with `sample_weight`. NaN:
+the metric is not defined.
 
 Without a positive class, precision, recall, F1, AUROC and AUPRC are means over the classes that the samples have, each
 class against all others; of two classes, the AUPRC is that of the rarer one. With a positive class, every metric is
-about this class against all others.
+about this class against all others. A threshold predicts one class, in place of the most probable one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from fedtilt.checks import number
 from fedtilt.data.targets import TARGETS
 from fedtilt.errors import InputError
 from fedtilt.evaluation.scores import EXACT_MATCH, SCORES, TASK_SCORES, Score
 from fedtilt.evaluation.weighted_predictions import BINS, Array, ClassCounts, PredictedClasses, Weighted, ratio
 
 _SMALLEST = float(np.finfo(np.float32).eps)  # a smaller probability counts as this in the log loss, as in scikit-learn
+Mask = Callable[[PredictedClasses], Array]  # (S,) bool
 
 
 def _over_classes(value: Callable[[ClassCounts], Array]) -> Callable[[Weighted], Array]:
@@ -105,14 +108,8 @@ class Metric(NamedTuple):
     scale: str = "share"  # of its interval: a "share" in [0, 1], an "error" above 0 or "any" number; empty: it has none
 
 
-Mask = Callable[[PredictedClasses], Array]  # (S,) bool
-
-
 def _share(of: Mask, among: Mask, *, of_class: bool = True) -> Callable[[PredictedClasses], tuple[int, int] | None]:
-    """The proportion (x, n) of samples `of` among others; None if it is about one class, and there is no positive one.
-
-    A mean over several classes is no proportion.
-    """
+    """The proportion (x, n) of samples `of` among others; None: a mean over several classes, which is none."""
 
     def share(samples: PredictedClasses) -> tuple[int, int] | None:
         if of_class and samples.positive is None:
@@ -202,3 +199,85 @@ def check_metrics(names: Sequence[str], task: str = "classification") -> list[st
     if not names:
         raise InputError(f"metrics is empty; choose among {', '.join(known)}")
     return names
+
+
+class Threshold(NamedTuple):
+    """Predict a class if its probability is at least `value`, and otherwise the most probable of the others.
+
+    The metadata of an exported model has it as JSON under `threshold`, and so has thresholds.json in the folder of a
+    seed, by method: `{"class": "ill", "value": 0.31, "by": "f1"}`.
+
+    >>> Threshold("ill", 0.3).classes(torch.tensor([[0.35, 0.65], [0.2, 0.8]]), ["ill", "well"]).tolist()
+    [0, 1]
+    """
+
+    name: str  # of the class
+    value: float
+    by: str | None = None  # what it was chosen by, such as f1; None: by hand
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Threshold":
+        """The inverse of `to_json`."""
+        return cls(str(values["class"]), _checked(values["value"]), values.get("by"))
+
+    @classmethod
+    def from_text(cls, text: str) -> "Threshold":
+        """A threshold that is written as CLASS=VALUE."""
+        name, equals, value = text.rpartition("=")
+        try:
+            return cls(name, _checked(float(value)) if equals else float(name))
+        except ValueError:
+            why = f"threshold {text!r} must be CLASS=VALUE with a value in [0, 1], such as ill=0.3"
+            raise InputError(why) from None
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"class": self.name, "value": self.value} | ({} if self.by is None else {"by": self.by})
+
+    def in_words(self) -> str:
+        """One sentence.
+
+        >>> Threshold("ill", 0.31, "f1").in_words()
+        "'ill' if its probability is at least 0.31 (chosen by f1), else the most probable other class"
+        """
+        at_least = f"at least {self.value:g}" + ("" if self.by is None else f" (chosen by {self.by})")
+        return f"{self.name!r} if its probability is {at_least}, else the most probable other class"
+
+    def check(self, class_names: Sequence[str]) -> None:
+        """Raise InputError if there is no such class."""
+        if self.name not in class_names:
+            raise InputError(f"the threshold is for class {self.name!r}; the classes are {', '.join(class_names)}")
+
+    def classes(self, probabilities: Tensor, class_names: Sequence[str]) -> Tensor:
+        """The predicted class of each row of probabilities (n, K), int64."""
+        self.check(class_names)
+        own = list(class_names).index(self.name)
+        others = probabilities.clone()
+        others[:, own] = -1.0
+        return torch.where(probabilities[:, own] >= self.value, own, others.argmax(1))
+
+
+def choose_threshold(name: str, probability: Tensor, is_class: Tensor) -> Threshold:
+    """The threshold with the highest F1 on samples, in the middle between the two probabilities that it separates.
+
+    >>> found = choose_threshold("ill", torch.tensor([0.9, 0.4, 0.3, 0.1]), torch.tensor([True, True, False, False]))
+    >>> round(found.value, 2)
+    0.35
+
+    `probability` is that of the class, (S,), and `is_class` says whether a sample is of it; some are.
+    """
+    ordered, order = probability.double().sort(descending=True, stable=True)
+    hits = is_class[order].cumsum(0)
+    predicted = torch.arange(1, len(ordered) + 1)
+    f1 = 2 * hits / (predicted + int(is_class.sum()))
+    is_last = torch.cat([ordered[1:] < ordered[:-1], torch.tensor([True])])  # samples with one probability go together
+    best = int(torch.where(is_last, f1, -1.0).argmax())
+    below = float(ordered[best + 1]) if best + 1 < len(ordered) else 0.0
+    return Threshold(name, (float(ordered[best]) + below) / 2, "f1")
+
+
+def _checked(value: Any) -> float:
+    value = number(value, "a threshold")
+    if not 0 <= value <= 1:
+        raise InputError(f"a threshold is {value:g}; it is compared with a probability, in [0, 1]")
+    return value

@@ -1,19 +1,20 @@
 """Evaluate models on the clients' test or validation data: sums by client and group, see `metrics`."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
 from fedtilt.data import Federation
+from fedtilt.data.groups import CLASS, combinations
 from fedtilt.data.inputs import Inputs, take, to_device
 from fedtilt.data.targets import NumericTarget, TokenTarget
 from fedtilt.engine.client import client_model
 from fedtilt.engine.client_states import ClientStates, FederationState, Owner
 from fedtilt.errors import Diverged
-from fedtilt.evaluation.groups import CrossTable, group_names, groupings
 from fedtilt.evaluation.metrics import Counts, GroupCounts, counts_of_chance
 from fedtilt.evaluation.scores import are_numbers, no_sums, sample_sums
 from fedtilt.methods import Method
@@ -28,6 +29,57 @@ _SAMPLES = {"cpu": 128, "cuda": 4096}  # in a forward pass: on a CPU so few that
 _MODELS = 64  # personal models in a stack, if they have at most twice the samples of a forward pass together
 _SHOWN_CLIENTS = 3
 _LOGITS = {"cpu": 2**24, "cuda": 2**28}  # of tokens in a forward pass
+
+
+class Grouping(NamedTuple):
+    """One way to group the samples of a split."""
+
+    name: str  # "class", or the column
+    names: tuple[str, ...]  # of the groups
+    codes: Tensor  # (samples,) the group of each sample, int64, in the order of `Federation.evaluation`
+
+
+def group_names(federation: Federation) -> dict[str, tuple[str, ...]]:
+    """The names of the groups by grouping: first what `tau` tilts over, then the others, classes or ranges included."""
+    columns = {name: column.names for name, column in federation.groups.items()}
+    main = federation.group
+    return {main: ()} | {federation.label_group: federation.class_names} | columns
+
+
+def groupings(federation: Federation, split: str = "test") -> dict[str, Grouping]:
+    """The classes or ranges, then every column of groups, by name; of several columns also their combination, the last.
+
+    >>> from fedtilt.data import load
+    >>> grouping = groupings(Federation.build(load("toy-2")))["class"]
+    >>> grouping.names, grouping.codes.bincount().tolist()
+    (('1', '2'), [60, 20])
+    """
+    found = {}
+    if federation.target is None:
+        found[CLASS] = Grouping(CLASS, federation.class_names, federation.evaluation(split)[1])
+    for name, codes in federation.evaluation_groups(split).items():
+        found[name] = Grouping(name, federation.groups[name].names, codes)
+    return found
+
+
+class CrossTable:
+    """The cells of a split: combinations of class and groups, from whose sums those of every grouping follow."""
+
+    def __init__(self, by: Mapping[str, Grouping]) -> None:
+        self._sizes = {name: len(grouping.names) for name, grouping in by.items()}
+        if len(by) == 1:  # a cell is a group
+            ((name, only),) = by.items()
+            self.codes, self.count = only.codes, self._sizes[name]
+            self._group = {name: torch.arange(self.count)}
+            return
+        found, self.codes = combinations([grouping.codes for grouping in by.values()])
+        self.count = len(found)
+        self._group = dict(zip(by, found.unbind(1), strict=True))  # the group of each cell
+
+    def sum(self, counts: Tensor, grouping: str) -> Tensor:
+        """The sums (clients, groups, …) of a grouping, from those of the cells (clients, cells, …)."""
+        sums = counts.new_zeros(len(counts), self._sizes[grouping], *counts.shape[2:])
+        return sums.index_add_(1, self._group[grouping], counts)
 
 
 class Evaluator:

@@ -12,8 +12,7 @@ Summed exactly over all outcomes, it covers the true difference in 95 % or more 
 models, with 2 to 200 samples; without the correction in 91 % and up to 9 %. Errors and losses have Student's t over the
 differences of samples, if there are five or more that are not all equal.
 
-A client gains or loses if its interval does not contain 0; otherwise it ties. That is about its own rows: among many
-clients, some lose by chance. Those that are better off with the other model are named by `verdicts.worse_clients`.
+A client ties if its interval contains 0. Of many clients, some lose by chance: see `verdicts.worse_clients`.
 """
 
 import math

@@ -13,12 +13,12 @@ from fedtilt.engine.client_states import ClientStates
 from fedtilt.errors import InputError
 from fedtilt.evaluation import true_spread as spread
 from fedtilt.evaluation.certificate import Certificate
+from fedtilt.evaluation.decision_metrics import Threshold
 from fedtilt.evaluation.metrics import GroupCounts, GroupMetrics, Metrics, counts_of_chance
 from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame, with_targets
 from fedtilt.evaluation.prediction_sets import PredictionSets
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.round_metrics import RoundMetrics
-from fedtilt.evaluation.threshold import Threshold
 from fedtilt.evaluation.weighted_predictions import ReliabilityBin, reliability_curve
 from fedtilt.methods import Method
 from fedtilt.models import in_target_unit

@@ -61,8 +61,7 @@ class Counts(NamedTuple):
         """The sums of these clients alone."""
         groups = tuple(group.of_clients(rows) for group in self.groups)
         personal = None if self.personal is None else self.personal[rows]
-        shared, evaluated = self.chance or (None, None)
-        chance = None if shared is None or evaluated is None else (shared.of_clients(rows), evaluated.of_clients(rows))
+        chance = self.chance and (self.chance[0].of_clients(rows), self.chance[1].of_clients(rows))
         return Counts(self.shared[rows], personal, self.never_selected[rows], groups, chance)
 
     def by_grouping(self, total: Tensor, names: Iterable[str]) -> dict[str, GroupCounts]:

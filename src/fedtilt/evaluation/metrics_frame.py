@@ -14,10 +14,9 @@ from fedtilt.data.groups import CLASS
 from fedtilt.data.targets import TARGETS
 from fedtilt.errors import InputError
 from fedtilt.evaluation import decision_metrics
-from fedtilt.evaluation.decision_metrics import METRICS, check_metrics
+from fedtilt.evaluation.decision_metrics import METRICS, Threshold, check_metrics
 from fedtilt.evaluation.intervals import RESAMPLES, Estimate, Gap, estimate, gap_between
 from fedtilt.evaluation.predictions import CLIENT, Predictions
-from fedtilt.evaluation.threshold import Threshold
 from fedtilt.evaluation.weighted_predictions import PredictedClasses, PredictedNumbers, SampleSums
 from fedtilt.imports import import_extra
 

@@ -203,23 +203,14 @@ class ConformityScores:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PredictionSets:
-    """Sets with a coverage for every client, and how often they contain the truth on test data; `print` shows it.
+    """Sets with a coverage for every client, and how often they contain the truth on test data; `print` shows it."""
 
-    Args:
-        scores: of the method on validation data
-        test: the bins of the scores of each client's test samples
-        client_names: the names of the clients
-        coverage: the least probability that a set contains the truth
-        bad_share: the share of clients that may report anything
-        outputs: what the method predicts on test data, ordered by client; None: it is elsewhere, and so are the sets
-    """
-
-    scores: ConformityScores
-    test: Sequence[Tensor]
+    scores: ConformityScores  # of the method on validation data
+    test: Sequence[Tensor]  # the bins of the scores of each client's test samples
     client_names: Sequence[str]
-    coverage: float = 0.9
-    bad_share: float = 0.0
-    outputs: Tensor | None = None
+    coverage: float = 0.9  # the least probability that a set contains the truth
+    bad_share: float = 0.0  # of clients that may report anything
+    outputs: Tensor | None = None  # on test data, ordered by client; None: they are elsewhere, and so are the sets
 
     def __post_init__(self) -> None:
         checks.probability(self.coverage, "coverage", 0.9)

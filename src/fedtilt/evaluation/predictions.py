@@ -14,11 +14,10 @@ from fedtilt.data.targets import ALL, RANGE, TABLE_TASKS, TARGETS, NumericTarget
 from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.prepare import PreparedRun
 from fedtilt.errors import InputError
-from fedtilt.evaluation.evaluator import Evaluator
-from fedtilt.evaluation.groups import Grouping, groupings
+from fedtilt.evaluation.decision_metrics import Threshold, choose_threshold
+from fedtilt.evaluation.evaluator import Evaluator, Grouping, groupings
 from fedtilt.evaluation.prediction_sets import ConformityScores, PredictionSets, class_bins, number_bins
 from fedtilt.evaluation.scores import error_sums
-from fedtilt.evaluation.threshold import Threshold, choose_threshold
 from fedtilt.executors.in_process import one_thread
 from fedtilt.methods import Method
 

@@ -82,10 +82,7 @@ class ClientEstimates(NamedTuple):
         return self.doubt <= error / max(1, int((~self.doubt.isnan()).sum()))
 
     def worst(self, higher_is_better: bool, error: float = 0.05) -> int | None:
-        """The client with the worst estimate, of those that are worse than the mean as `below` says; None: nobody.
-
-        If all clients are equal, one of them is named with at most the probability `error`.
-        """
+        """The client with the worst estimate, of those that are worse than the mean as `below` says; None: nobody."""
         worse = self.below(error) if higher_is_better else self.above(error)
         if not worse.any():
             return None

@@ -178,11 +178,8 @@ def _over_draws(within: Sequence["_Within"], new_data: bool, confidence: float) 
 
 
 def _median(*draws: Array) -> tuple[Array, Array, Array, Array]:
-    """The draw in the middle by how certain it is, with the sign of its difference; of two, the mean of both.
-
-    Each of value, error, freedom and p is (draws, pairs), and (pairs,) in the middle.
-    """
-    value, _, _, p_values = draws
+    """The draw in the middle by how certain it is, with the sign of its difference; of two, the mean of both."""
+    value, _, _, p_values = draws  # (draws, pairs), as error and freedom are
     count = len(value)
     order = np.argsort(np.sign(np.nan_to_num(value)) * (1 - p_values), 0, kind="stable")  # p near 0: see `_LEAST`
     first, second = (

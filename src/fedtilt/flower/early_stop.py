@@ -9,7 +9,7 @@ import torch
 
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import GroupCounts, Metrics, compute_metrics
-from fedtilt.evaluation.stop_check import StopCheck
+from fedtilt.evaluation.round_metrics import StopCheck
 from fedtilt.files import interpreting, read_json, write_json
 from fedtilt.stopping import Patience
 

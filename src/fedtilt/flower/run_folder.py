@@ -24,8 +24,7 @@ from fedtilt.engine.root_set import RootSet
 from fedtilt.errors import InputError
 from fedtilt.evaluation.method_results import MethodResult
 from fedtilt.evaluation.metrics import Counts, GroupCounts
-from fedtilt.evaluation.over_seeds import over_seeds
-from fedtilt.evaluation.results import Result
+from fedtilt.evaluation.results import Result, over_seeds
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import private_files, private_folder, read_json, write_json, write_toml
 from fedtilt.flower.evaluation import Declared

@@ -21,8 +21,7 @@ from fedtilt.engine.prepare import backend_for
 from fedtilt.engine.state import Messages, client_state_like, messages_of
 from fedtilt.engine.updates import invalid_reason
 from fedtilt.errors import InputError
-from fedtilt.evaluation.evaluator import Evaluator
-from fedtilt.evaluation.groups import Grouping, group_names
+from fedtilt.evaluation.evaluator import Evaluator, Grouping, group_names
 from fedtilt.evaluation.metrics import Counts, GroupCounts
 from fedtilt.evaluation.metrics_frame import metrics_frame
 from fedtilt.evaluation.prediction_sets import counts_of

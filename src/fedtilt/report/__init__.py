@@ -1,6 +1,6 @@
 """Tables and figures from run folders, as one HTML page that opens offline, as Markdown or as CSV; without training.
 
-The modules: `run_reader` reads a folder, `compare` compares its methods, `summary`, `verdict`, `notes`, `tables`
+The modules: `run_reader` reads a folder, `compare` compares its methods, `summary`, `verdict`, `notes`
 and `figures` present the comparison, `page`, `tuning_page` and `html` write the HTML.
 """
 
@@ -13,7 +13,7 @@ from fedtilt.files import write_html
 from fedtilt.report.compare import Published
 from fedtilt.report.page import build_page
 from fedtilt.report.run_reader import Run, read_run
-from fedtilt.report.tables import as_csv, as_markdown
+from fedtilt.report.summary import as_csv, as_markdown
 from fedtilt.report.tuning_page import build_tuning_page, is_search
 
 __all__ = ["Published", "csv", "markdown", "read_run", "write"]

@@ -18,7 +18,7 @@ from fedtilt.evaluation.client_differences import Draw, Rows
 from fedtilt.evaluation.decision_metrics import METRICS as DECISION
 from fedtilt.evaluation.metrics import BEYOND_CHANCE, GroupCounts, Metrics, counts_of_chance
 from fedtilt.evaluation.metrics_frame import with_targets
-from fedtilt.evaluation.over_seeds import SeedValues
+from fedtilt.evaluation.results import SeedValues
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.scores import ACCURACY, SCORES, Score, client_variances, others_of
 from fedtilt.evaluation.verdicts import LEVEL, Verdict, best, compare
@@ -138,9 +138,7 @@ VIEWS = {
         "Personal models, without the clients that were never selected.",
         lambda found: found.ever_selected or (None if found.never_selected else found.personal),
     ),
-    "clean": View(
-        "Clean clients", "The evaluated models, over the clients without outliers.", lambda found: found.clean
-    ),
+    "clean": View("Clean clients", "The evaluated models, over the clients without outliers.", lambda of: of.clean),
 }
 _MAX_GROUPS = 12  # with a column each
 Row = dict[str, SeedValues]  # by metric
@@ -238,13 +236,13 @@ def _draw(run: Run, number: int, view: str) -> Draw:
         return Rows.of(stored[method]) if method in stored else None
 
     def chance(method: str) -> Tensor:
-        fixed, counts = seed_run.fixed_shares, seed_run.of_chance(method)
+        fixed, counts = seed_run.drawn.fixed_shares, seed_run.of_chance(method)
         if kind == "shared":
             table = GroupCounts(seed_run.counts[method].shared, seed_run.total)
             counts = counts_of_chance({seed_run.group: table}, fixed)
         return client_variances(*counts, fixed)[~left_out]
 
-    new, total = seed_run.generated, seed_run.total[~left_out]
+    new, total = seed_run.drawn.generated, seed_run.total[~left_out]
     return Draw(sums=sums, total=total, rows=cache(rows), new_data=new, chance=chance)
 
 
@@ -349,7 +347,7 @@ def group_tables(run: Run) -> list[GroupTable]:
 def _draw_of_groups(seed_run: SeedRun, column: str, columns: Sequence[str]) -> Draw:
     by_method = {n: counts.by_grouping(seed_run.total, columns)[column] for n, counts in seed_run.counts.items()}
     total = next(iter(by_method.values())).total
-    return Draw(sums={n: found.sums for n, found in by_method.items()}, total=total, new_data=seed_run.generated)
+    return Draw(sums={n: found.sums for n, found in by_method.items()}, total=total, new_data=seed_run.drawn.generated)
 
 
 def _group_metrics(score: Score) -> tuple[Metric, ...]:

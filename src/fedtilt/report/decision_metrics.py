@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtilt.evaluation.decision_metrics import METRICS, OVERALL_METRICS, Metric, metrics_for
+from fedtilt.evaluation.decision_metrics import METRICS, OVERALL_METRICS, Metric, Threshold, metrics_for
 from fedtilt.evaluation.intervals import LARGE, RESAMPLES
 from fedtilt.evaluation.metrics_frame import metrics_frame, with_targets
-from fedtilt.evaluation.over_seeds import SeedValues
 from fedtilt.evaluation.predictions import Predictions
+from fedtilt.evaluation.results import SeedValues
 from fedtilt.evaluation.scores import ACCURACY
-from fedtilt.evaluation.threshold import Threshold
 from fedtilt.evaluation.weighted_predictions import Array, PredictedClasses, reliability_curve
 from fedtilt.report.compare import best_methods
 from fedtilt.report.figure import Figure, Style, axis, axis_labels, figure_layout, heat, heat_layout, line
@@ -168,15 +167,13 @@ class _Curves:
 
 def _confusion(predictions: PredictionsBySeed, thresholds: Mapping[str, Threshold]) -> Figure:
     """Which class is predicted for the samples of each class, one method at a time."""
-    data: list[dict[str, Any]] = []
-    rows: list[tuple[Any, ...]] = []
+    data, rows = list[dict[str, Any]](), list[tuple[Any, ...]]()
     names = next(iter(predictions.values()))[0].class_names
     labels = axis_labels(names)
     for method, by_seed in predictions.items():
         counts = np.zeros((len(names), len(names)), dtype=int)
         for found in by_seed:
-            probabilities = found.probabilities
-            threshold = thresholds.get(method)
+            probabilities, threshold = found.probabilities, thresholds.get(method)
             predicted = probabilities.argmax(1) if threshold is None else threshold.classes(probabilities, names)
             np.add.at(counts, (found.labels.numpy(), predicted.numpy()), 1)
         shares = 100 * counts / counts.sum(1, keepdims=True).clip(1)
@@ -206,12 +203,8 @@ def _reliability(predictions: PredictionsBySeed, styles: Mapping[str, Style]) ->
         error = {"type": "data", "symmetric": False, "thickness": 1, "width": 3, "color": styles[method].faint(0.6)}
         error |= {"array": _percent(high - accuracy), "arrayminus": _percent(accuracy - low)}
         hover = "confidence %{x:.0f} %: accuracy %{y:.0f} %, %{customdata} samples"
-        data.append(
-            line(
-                method, styles[method], _percent(confidence), _percent(accuracy), hover, mode="lines+markers",
-                error_y=error, customdata=samples.tolist(),
-            )
-        )  # fmt: skip
+        x, y, more = _percent(confidence), _percent(accuracy), {"error_y": error, "customdata": samples.tolist()}
+        data.append(line(method, styles[method], x, y, hover, mode="lines+markers", **more))
     return Figure(
         name="reliability", title="Reliability",
         note="Accuracy of predictions by their confidence, with 95 % intervals; on the dotted line, both are equal.",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedtilt.evaluation.client_differences import Draw
-from fedtilt.evaluation.over_seeds import SeedValues
+from fedtilt.evaluation.results import SeedValues
 from fedtilt.evaluation.verdicts import Verdict
 from fedtilt.report.compare import Metric, check_splits, compare_several, comparison_table, draws_of, overview_metrics
 from fedtilt.report.run_reader import Run, SeedRun

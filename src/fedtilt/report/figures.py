@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedtilt.data.groups import in_words
-from fedtilt.evaluation.over_seeds import SeedValues
+from fedtilt.evaluation.results import SeedValues
 from fedtilt.evaluation.scores import ACCURACY, client_scores, scores_of
 from fedtilt.report import figure as drawing
 from fedtilt.report.compare import Metric, best_methods, fairness_metrics, metrics_of, rare_class
@@ -36,8 +36,7 @@ def build_figures(run: Run, styles: dict[str, Style]) -> dict[str, list[Figure]]
 
 def learning_curve(run: Run, methods: Sequence[str], styles: dict[str, Style], metric: Metric) -> Figure:
     """One metric of the evaluated models over rounds: the mean over seeds with a band of one standard deviation."""
-    data: list[dict[str, Any]] = []
-    rows: list[tuple[Any, ...]] = []
+    data, rows = list[dict[str, Any]](), list[tuple[Any, ...]]()
     for i, method in enumerate(methods):
         by_round: dict[int, list[float]] = {}
         for seed_run in run.seed_runs:
@@ -48,14 +47,11 @@ def learning_curve(run: Run, methods: Sequence[str], styles: dict[str, Style], m
         band = [(number, values.mean, values.std) for number, values in points if values.std is not None]
         if band and len(methods) <= MAX_BANDS:
             data.append(_band(method, styles[method], band, 100.0 if metric.unit == "%" else float("inf")))
-        means = [values.mean for _, values in points]
-        data.append(
-            line(
-                method, styles[method], [number for number, _ in points], means, "round %{x}: %{y:.2f}",
-                mode="lines+markers" if len(points) <= 30 else "lines", legendgroup=plotly_text(method),
-                zorder=len(methods) - i,  # dots and dashes are on top: a line below them stays visible
-            )
-        )  # fmt: skip
+        rounds, means = [number for number, _ in points], [values.mean for _, values in points]
+        mode = "lines+markers" if len(points) <= 30 else "lines"
+        curve = line(method, styles[method], rounds, means, "round %{x}: %{y:.2f}", mode=mode)
+        above = len(methods) - i  # dots and dashes are on top: a line below them stays visible
+        data.append(curve | {"legendgroup": plotly_text(method), "zorder": above})
     layout = figure_layout(310, methods, xaxis=axis("round"), yaxis=axis(metric.title, metric.unit))
     if max((number for _, number, *_ in rows), default=0) <= 10:
         layout["xaxis"]["dtick"] = 1  # between a few rounds, Plotly would label halves
@@ -94,16 +90,13 @@ def sorted_clients(run: Run, methods: Sequence[str], styles: dict[str, Style]) -
         seed_text = ", seed {}" if len(run.compared) > 1 else ""
         style = styles[method]
         symbols = [f"{style.symbol}-open" if outliers else style.symbol for *_, outliers in points]
-        marker = {"color": style.color, "size": 7 if len(points) < 80 else 4}
+        marker: dict[str, Any] = {"color": style.color, "size": 7 if len(points) < 80 else 4}
         shares, values = ([point[i] for point in points] for i in (0, 1))
-        data.append(
-            line(
-                method, style, shares, values, f"%{{text}}: %{{y:.1f}}{unit}", mode="lines+markers",
-                text=[f"client {plotly_text(name)}{seed_text.format(seed)}" for _, _, seed, name, _ in points],
-                line={"color": style.faint(0.45), "width": 1},
-                marker=marker | {"symbol": symbols if mark_outliers else style.symbol},
-            )
-        )  # fmt: skip
+        marker["symbol"] = symbols if mark_outliers else style.symbol
+        text = [f"client {plotly_text(name)}{seed_text.format(seed)}" for _, _, seed, name, _ in points]
+        more = {"text": text, "line": {"color": style.faint(0.45), "width": 1}, "marker": marker}
+        hover = f"%{{text}}: %{{y:.1f}}{unit}"
+        data.append(line(method, style, shares, values, hover, mode="lines+markers", **more))
     fair = "high" if score.higher_is_better else "low"
     note = f"One mark per client, from the lowest {title} to the highest; flat and {fair} is fair."
     note += " Open marks: clients with outliers." if mark_outliers else ""
@@ -140,10 +133,7 @@ def _sample_sorted(count: int) -> list[int]:
 
 
 def who_gains(run: Run, methods: Sequence[str]) -> list[Figure]:
-    """The difference of every client to its model alone, and to pooled rows, by the best method; or nothing.
-
-    A run that has not stored its predictions, or has no such baseline, has no figure.
-    """
+    """The difference of every client to its model alone, and to pooled rows, by the best method; or nothing."""
     stored, best = run.predictions[0], best_methods(run, 1)[0]
     against = [name for name in run.baselines if name in stored and (name == "local" or name.startswith("pooled"))]
     if best not in stored or not against or rare_class(run) is not None:
@@ -174,10 +164,8 @@ def who_gains(run: Run, methods: Sequence[str]) -> list[Figure]:
             }
         )  # fmt: skip
     unit = "points" if run.score.unit == "%" else run.score.title
-    layout = figure_layout(
-        _clients_height(methods), against, xaxis={"title": {"text": "share of clients (%)"}, "range": [-2, 102]},
-        yaxis={"title": {"text": f"{plotly_text(best)} minus the other ({unit})"}},
-    )  # fmt: skip
+    x_axis, y_axis = axis("share of clients", "%", range=[-2, 102]), axis(f"{plotly_text(best)} minus the other", unit)
+    layout = figure_layout(_clients_height(methods), against, xaxis=x_axis, yaxis=y_axis)
     note = (
         f"The difference of every client by {best} to its model alone, and to pooled rows, with a 95 % interval of its "
         "test samples (Bonett and Price); above 0 the client gains. Click a name to show it."
@@ -229,8 +217,7 @@ def histogram(run: Run, methods: Sequence[str], styles: dict[str, Style]) -> Fig
 
 def heat_map(run: Run, methods: Sequence[str]) -> Figure:
     """The score in every class or group of every client, one method and seed at a time."""
-    data: list[dict[str, Any]] = []
-    rows: list[tuple[Any, ...]] = []
+    data, rows = list[dict[str, Any]](), list[tuple[Any, ...]]()
     score, group, unit = run.score, run.group, f" {run.score.unit}".rstrip()
     high, low = ("Blue", "orange") if score.higher_is_better else ("Orange", "blue")
     notes = [f"{high}: high {score.title}, {low}: low {score.title}, blank: no test data of that {group}."]

@@ -17,7 +17,7 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
 from fedtilt.report.figure import Figure
-from fedtilt.report.tables import format_difference, format_mean_std
+from fedtilt.report.summary import format_difference, format_mean_std
 from fedtilt.version import __version__
 
 

@@ -60,7 +60,7 @@ def _seeds(run: Run) -> Iterator[Note]:
         yield Note("seeds", f"{told_apart}. One seed: others may train other models.")
         return
     how = "the seeds share test rows, so that p is twice the median of theirs"
-    if all(seed_run.generated for seed_run in run.compared):
+    if all(seed_run.drawn.generated for seed_run in run.compared):
         how = "the seeds draw new data" + (" and are a sample" if count > 2 else "; p is twice their median")
     yield Note("seeds", f"{told_apart}; {how}. ±: standard deviation over {count} seeds, which is no test.")
 
@@ -151,7 +151,7 @@ def _personal_against_shared(run: Run, method: str) -> Verdict:
     for seed_run in run.compared:
         counts = seed_run.counts[method]
         sums = {"personal": counts.evaluated, "shared": counts.shared}
-        draws.append(Draw(sums=sums, total=seed_run.total, new_data=seed_run.generated))
+        draws.append(Draw(sums=sums, total=seed_run.total, new_data=seed_run.drawn.generated))
     return compare(draws, run.score.name, [("personal", "shared")], higher_is_better=higher)[0]
 
 

@@ -41,22 +41,14 @@ def build_page(runs: Sequence[Run], published: Sequence[compare.Published], fold
     in_figures = [method for run in runs for method in compare.best_methods(run, MAX_METHODS)]
     method_styles = styles(list(dict.fromkeys(in_figures + [method for run in runs for method in run.methods])))
     overview = compare.overview_metrics(*runs)
-    main = html.render(
-        "report.html.j2",
-        runs=[
-            _run_values(i, run, numbers, method_styles, folder)
-            | {
-                "overview": compare.comparison_cells(
-                    compare.comparison_table(run, "evaluated"), overview, compare.draws_of(run)
-                )
-            }
-            for i, (run, numbers) in enumerate(zip(runs, published, strict=True))
-        ],
-        overview_metrics=overview,
-        score=runs[0].score,
-        styles=method_styles,
-        differences=differences(*runs) if len(runs) == 2 else None,
-    )
+    sections = []
+    for number, (run, numbers) in enumerate(zip(runs, published, strict=True)):
+        table = compare.comparison_table(run, "evaluated")
+        cells = {"overview": compare.comparison_cells(table, overview, compare.draws_of(run))}
+        sections.append(_run_values(number, run, numbers, method_styles, folder) | cells)
+    values = {"runs": sections, "overview_metrics": overview, "score": runs[0].score, "styles": method_styles}
+    both = differences(*runs) if len(runs) == 2 else None
+    main = html.render("report.html.j2", **values, differences=both)
     return html.document(
         title=f"fedtilt: {runs[0].name}" if len(runs) == 1 else f"fedtilt: {len(runs)} runs", what="report", main=main,
         footer=f"Written by fedtilt {__version__} from run folders, without training.",

@@ -19,11 +19,11 @@ from torch import Tensor
 from fedtilt.data.groups import CLASS
 from fedtilt.data.sampling import AS_GIVEN, DrawnRows
 from fedtilt.errors import InputError, InputWarning
+from fedtilt.evaluation.decision_metrics import Threshold
 from fedtilt.evaluation.metrics import Counts, GroupCounts, counts_of_chance
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.scores import SCORES, Score
-from fedtilt.evaluation.threshold import Threshold
 from fedtilt.files import interpreting, read_json, read_toml
 from fedtilt.storage.evaluations import Evaluations, History
 from fedtilt.storage.fingerprint import read_fingerprint
@@ -73,17 +73,7 @@ class SeedRun:
         others = self.counts[method].groups
         if self.group != CLASS and others and not self.sums(method).is_floating_point():
             by_grouping[CLASS] = others[0]  # see `group_names`
-        return counts_of_chance(by_grouping, self.fixed_shares)
-
-    @property
-    def fixed_shares(self) -> bool:
-        """Whether the shares of classes in each client's test rows are fixed."""
-        return self.drawn.fixed_shares
-
-    @property
-    def generated(self) -> bool:
-        """Whether another seed draws new data."""
-        return self.drawn.generated
+        return counts_of_chance(by_grouping, self.drawn.fixed_shares)
 
     @property
     def clients(self) -> int:

@@ -1,20 +1,24 @@
-"""The results of a run in sentences, and where its methods fail: the clients and groups with the worst scores."""
+"""The results of a run as text: in sentences, where its methods fail, and its tables as Markdown and CSV."""
 
 import math
 from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
 from fedtilt.evaluation.certificate import Certificate, describe
 from fedtilt.evaluation.metrics import BEYOND_CHANCE, GroupCounts
+from fedtilt.evaluation.results import SeedValues
 from fedtilt.evaluation.scores import ACCURACY, MAE, Score, client_scores, shares_of
 from fedtilt.evaluation.true_spread import client_estimates, knows_variances, true_spread
+from fedtilt.evaluation.verdicts import Verdict
 from fedtilt.report import compare
 from fedtilt.report.figure import capitalise
+from fedtilt.report.notes import notes
 from fedtilt.report.run_reader import Run, SeedRun
-from fedtilt.text_tables import article, join_words
+from fedtilt.report.verdict import thresholds, verdict
+from fedtilt.text_tables import article, csv_text, join_words, markdown_table, markdown_text
 
 
 def headline(run: Run) -> str:
@@ -47,7 +51,7 @@ def headline(run: Run) -> str:
 
 def knows_chance(run: Run) -> bool:
     """Whether the part of chance in the scores is known; otherwise, nothing can be said to fail beyond it."""
-    return all(knows_variances(*s.of_chance(run.methods[0]), fixed_shares=s.fixed_shares) for s in run.compared)
+    return all(knows_variances(*s.of_chance(run.methods[0]), fixed_shares=s.drawn.fixed_shares) for s in run.compared)
 
 
 class Worst(NamedTuple):
@@ -76,7 +80,7 @@ def worst_client(run: Run, method: str) -> Worst | None:
     """The client that a method fails most, of all seeds, which have clients of their own."""
     error = 0.05 / len(run.compared)
     found = [
-        Worst.of(run.score, s.of_chance(method), s.client_names, s.seed, fixed_shares=s.fixed_shares, error=error)
+        Worst.of(run.score, s.of_chance(method), s.client_names, s.seed, fixed_shares=s.drawn.fixed_shares, error=error)
         for s in run.compared
     ]
     worst = [client for client in found if client is not None]
@@ -89,7 +93,7 @@ def worst_group(run: Run, method: str) -> Worst | None:
     Other seeds have new samples if data is generated; otherwise they draw the same rows again, and are no more samples.
     """
     first, seed_runs = run.compared[0], run.compared
-    if not first.generated or any(s.class_names != first.class_names for s in run.compared):
+    if not first.drawn.generated or any(s.class_names != first.class_names for s in run.compared):
         seed_runs = run.compared[:1]
     sums = torch.stack([s.sums(method).sum(0) for s in seed_runs]).sum(0)
     total = torch.stack([s.total.sum(0) for s in seed_runs]).sum(0)
@@ -164,7 +168,7 @@ def fairness_beyond_chance(run: Run) -> str:
     if run.score not in (ACCURACY, MAE):
         return ""
     spreads = {
-        m: [true_spread(*s.of_chance(m), fixed_shares=s.fixed_shares) for s in run.compared]
+        m: [true_spread(*s.of_chance(m), fixed_shares=s.drawn.fixed_shares) for s in run.compared]
         for m in compare.best_methods(run, 5)
     }
     digits = ".1f" if run.score is ACCURACY else ".3g"
@@ -230,3 +234,83 @@ def format_percent(value: float) -> str:
 def _amount(row: compare.Row, metric: compare.Metric) -> str:
     digits = 1 if metric.digits == 2 else metric.digits
     return f"{row[metric.key].mean:.{digits}f} {metric.unit}".rstrip()
+
+
+def as_markdown(runs: Sequence[Run], published: Sequence[compare.Published]) -> str:
+    """A section per run: the summary, then a table per view; what is not told apart from the best is bold."""
+    compare.check_splits(runs)
+    blocks = []
+    for run, numbers in zip(runs, published, strict=True):
+        blocks += [f"## {markdown_text(run.name)}", f"{markdown_text(facts(run))}."]
+        blocks.append(f"**{markdown_text(headline(run))}** {markdown_text(worst_scores(run))}".rstrip())
+        if text := fairness_beyond_chance(run):
+            blocks.append(markdown_text(f"Client fairness beyond chance, {text}."))
+        blocks.append(markdown_text(" ".join([*verdict(run), *thresholds(run), *(note.text for note in notes(run))])))
+        if text := certificates(run):
+            blocks.append(markdown_text(text))
+        for table in compare.view_tables(run, numbers):
+            blocks += [f"### {table.view.title}", table.view.description, _markdown_table(table)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def as_csv(runs: Sequence[Run], published: Sequence[compare.Published]) -> str:
+    """One row per run, method and view, every metric with its standard deviation over seeds, unrounded."""
+    metrics = compare.metrics_of(*runs)
+    header = ["run", "method", "models", "round", "seeds"]
+    header += [name for m in metrics for name in (m.key, f"{m.key}_seed_std")]
+    published_metrics = [m for m in metrics if any(m.key in row for numbers in published for row in numbers.values())]
+    lines: list[list[Any]] = [header + [f"{m.key}_published" for m in published_metrics]]
+    for run, numbers in zip(runs, published, strict=True):
+        for view, table in [*compare.comparison_tables(run).items(), ("baseline", compare.baseline_table(run))]:
+            for method, row in table.items():
+                line = [run.name, method, view, run.round, len(row[metrics[0].key].values)]
+                line += [value for m in metrics for value in (row[m.key].mean, row[m.key].std)]
+                method_numbers = numbers.get(method, {}) if view == "evaluated" else {}
+                lines.append(line + [method_numbers.get(m.key) for m in published_metrics])
+    return csv_text(lines)
+
+
+def format_mean_std(values: SeedValues, digits: int = 2) -> str:
+    """Mean ± standard deviation over seeds.
+
+    >>> format_mean_std(SeedValues((1.0, 3.0))), format_mean_std(SeedValues((2.5,)))
+    ('2.00 ± 1.41', '2.50')
+    """
+    return f"{values.mean:.{digits}f}" + ("" if values.std is None else f" ± {values.std:.{digits}f}")
+
+
+def format_difference(values: SeedValues, published: float) -> str:
+    """The mean minus the published number, with its sign.
+
+    >>> format_difference(SeedValues((96.0,)), 97.1)
+    '−1.10'
+    """
+    return f"{values.mean - published:+.2f}".replace("-", "−")
+
+
+def format_interval(verdict: Verdict) -> str:
+    """A difference and its interval, if there is one.
+
+    >>> format_interval(Verdict(2.0, -0.48, 4.48, 0.07)), format_interval(Verdict(1.0, -math.inf, math.inf, 1.0))
+    ('+2.00 (−0.48 to +4.48)', '+1.00')
+    """
+    text = f"{verdict.difference:+.2f}"
+    if math.isfinite(verdict.low):
+        text += f" ({verdict.low:+.2f} to {verdict.high:+.2f})"
+    return text.replace("-", "−")
+
+
+def _markdown_table(table: compare.ViewTable) -> str:
+    lines: list[list[str]] = []
+    for method, cells in table.rows.items():
+        texts = [format_mean_std(cell.values, cell.digits) for cell in cells]
+        bold = [f"**{text}**" if cell.is_best else text for text, cell in zip(texts, cells, strict=True)]
+        lines.append([markdown_text(method), *bold])
+        if any(cell.published is not None for cell in cells):
+            lines.append(["published", *("" if c.published is None else f"{c.published:.2f}" for c in cells)])
+            differences = ("" if c.published is None else format_difference(c.values, c.published) for c in cells)
+            lines.append(["difference", *differences])
+    for name, found in table.baselines.items():
+        texts = ["" if cell is None else format_mean_std(cell.values, cell.digits) for cell in found]
+        lines.append([f"*{markdown_text(name)}*", *texts])
+    return markdown_table(["method", *(m.title for m in table.metrics)], lines, "---:")

@@ -121,7 +121,7 @@ def _difference(run: Run, ours: str, theirs: str, asked: int = 0, metric: compar
         counts = {name: stored[name].counts() for name in (ours, theirs)}
         rows = {name: Rows.of(stored[name]) for name in counts}
         sums, total = {name: found for name, (found, _) in counts.items()}, counts[ours][1]
-        draws.append(Draw(sums=sums, total=total, rows=rows.get, new_data=seed_run.generated))
+        draws.append(Draw(sums=sums, total=total, rows=rows.get, new_data=seed_run.drawn.generated))
     metric, asked = metric or lead_metric(run), asked or len(run.methods)
     return compare.compare_several(draws, metric, [(ours, theirs)], asked)[0]
 

@@ -21,7 +21,7 @@ from fedtilt.data.inputs import Inputs, concatenate
 from fedtilt.data.targets import IGNORED, TABLE_TASKS, NumericTarget, Target, TokenTarget
 from fedtilt.engine.client_states import ClientStates
 from fedtilt.engine.prepare import PreparedRun, backend_for, example_jobs
-from fedtilt.evaluation.groups import group_names
+from fedtilt.evaluation.evaluator import group_names
 from fedtilt.evaluation.method_results import Baselines, EvaluatedResult
 from fedtilt.evaluation.metrics import Counts, GroupCounts, counts_of_chance
 from fedtilt.evaluation.predictions import Predictions, predict, predictions_of

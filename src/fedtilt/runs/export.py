@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedtilt.data.sampling import DrawnRows
 from fedtilt.errors import InputError
-from fedtilt.evaluation.threshold import Threshold
+from fedtilt.evaluation.decision_metrics import Threshold
 from fedtilt.files import interpreting, read_bytes, write_bytes, write_tensors
 from fedtilt.imports import import_extra
 from fedtilt.models import ModelSource, build_exported, exported_shape, logits

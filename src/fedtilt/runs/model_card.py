@@ -16,9 +16,9 @@ from fedtilt.data.naming import client_number
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
+from fedtilt.evaluation.decision_metrics import Threshold
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.scores import ACCURACY, scores_of, shares_of
-from fedtilt.evaluation.threshold import Threshold
 from fedtilt.evaluation.weighted_predictions import clopper_pearson
 from fedtilt.files import write_bytes
 from fedtilt.methods import COMPONENTS, Method

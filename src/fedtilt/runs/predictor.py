@@ -17,8 +17,8 @@ from fedtilt.data.naming import FileRows
 from fedtilt.data.sources.samples import to_inputs
 from fedtilt.data.tables.schema import Schema
 from fedtilt.errors import InputError, InputWarning
+from fedtilt.evaluation.decision_metrics import Threshold
 from fedtilt.evaluation.prediction_sets import ConformityScores, SetRule, class_bins, half_width
-from fedtilt.evaluation.threshold import Threshold
 from fedtilt.files import interpreting, read_metadata, read_tensors, reading
 from fedtilt.imports import import_extra
 from fedtilt.models import ModelSource, build_exported, exported_shape, logits

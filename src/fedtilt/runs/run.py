@@ -14,10 +14,9 @@ from fedtilt.data import Federation
 from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
 from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
 from fedtilt.errors import InputError, NoEffect
-from fedtilt.evaluation.groups import group_names
+from fedtilt.evaluation.evaluator import group_names
 from fedtilt.evaluation.results import Result
-from fedtilt.evaluation.round_metrics import metrics_by_method
-from fedtilt.evaluation.stop_check import StopCheck
+from fedtilt.evaluation.round_metrics import StopCheck, metrics_by_method
 from fedtilt.locks import locked
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource

@@ -10,11 +10,11 @@ import torch
 
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.engine.prepare import PreparedRun
-from fedtilt.evaluation.groups import group_names
+from fedtilt.evaluation.decision_metrics import Threshold
+from fedtilt.evaluation.evaluator import group_names
 from fedtilt.evaluation.method_results import MethodResult
 from fedtilt.evaluation.predictions import Predictions, choose_thresholds, predict
 from fedtilt.evaluation.results import Result
-from fedtilt.evaluation.threshold import Threshold
 from fedtilt.methods import Method
 from fedtilt.runs.baselines import baselines_of
 from fedtilt.runs.export import export_of

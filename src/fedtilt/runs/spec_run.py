@@ -14,8 +14,7 @@ from fedtilt.data.published.entry import data_folder
 from fedtilt.devices import pick_device
 from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
 from fedtilt.errors import InputError
-from fedtilt.evaluation.over_seeds import over_seeds
-from fedtilt.evaluation.results import Result
+from fedtilt.evaluation.results import Result, over_seeds
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.scores import SCORES
 from fedtilt.files import read_toml, write_json, write_toml

@@ -12,10 +12,10 @@ from torch import Tensor
 from fedtilt.data.naming import client_number
 from fedtilt.engine.client_states import FederationState
 from fedtilt.errors import InputError
+from fedtilt.evaluation.decision_metrics import Threshold
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.prediction_sets import ConformityScores
 from fedtilt.evaluation.round_metrics import RoundMetrics
-from fedtilt.evaluation.threshold import Threshold
 from fedtilt.files import interpreting, read_json, read_tensors
 from fedtilt.state import ClientState, ServerState
 from fedtilt.storage.evaluations import read_counts

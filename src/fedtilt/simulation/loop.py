@@ -17,7 +17,7 @@ from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
 from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
 from fedtilt.engine.state import check_server, initial_server
 from fedtilt.errors import InputError
-from fedtilt.evaluation.stop_check import StopCheck
+from fedtilt.evaluation.round_metrics import StopCheck
 from fedtilt.executors.in_process import one_thread
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedtilt.errors import InputError
-from fedtilt.evaluation.groups import Grouping
+from fedtilt.evaluation.evaluator import Grouping
 from fedtilt.evaluation.prediction_sets import ConformityScores, PredictionSets, bins_of
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.files import interpreting, read_json, read_tensors, write_tensors

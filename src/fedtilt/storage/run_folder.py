@@ -31,7 +31,7 @@ from fedtilt.data.sampling import UNKNOWN, DrawnRows
 from fedtilt.data.targets import LabelTarget, NumericTarget
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.errors import InputError
-from fedtilt.evaluation.threshold import Threshold
+from fedtilt.evaluation.decision_metrics import Threshold
 from fedtilt.files import interpreting, read_json, read_tensors, write_json, write_tensors
 from fedtilt.storage.checkpoints import Checkpoints
 from fedtilt.storage.evaluations import EvaluationHistory, Evaluations

@@ -15,7 +15,7 @@ from fedtilt.data import Federation
 from fedtilt.errors import InputError
 from fedtilt.evaluation.client_differences import Draw, Rows
 from fedtilt.evaluation.decision_metrics import METRICS
-from fedtilt.evaluation.groups import group_names
+from fedtilt.evaluation.evaluator import group_names
 from fedtilt.evaluation.metrics import GroupCounts, Metrics, compute_group_metrics, compute_metrics
 from fedtilt.evaluation.scores import TASK_SCORES, Score
 from fedtilt.evaluation.weighted_predictions import PredictedClasses, Weighted

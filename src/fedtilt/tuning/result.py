@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedtilt.evaluation.over_seeds import SeedValues
+from fedtilt.evaluation.results import SeedValues
 from fedtilt.imports import import_extra
 from fedtilt.methods import Method
 from fedtilt.tuning.axes import Setting, format_setting, format_value

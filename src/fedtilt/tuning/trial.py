@@ -15,8 +15,7 @@ from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.engine.prepare import PreparedRun
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import Diverged, InputError
-from fedtilt.evaluation.evaluator import Evaluator
-from fedtilt.evaluation.groups import group_names
+from fedtilt.evaluation.evaluator import Evaluator, group_names
 from fedtilt.evaluation.metrics import GroupCounts
 from fedtilt.executors.in_process import one_thread
 from fedtilt.files import interpreting, read_tensors, write_tensors
