@@ -17,10 +17,10 @@ def _recommendations(record: Record | None) -> str:
     command = "python -m benchmarks.tuning"
     if record is None:
         return not_recorded(command)
-    rows = [["search", "seeds", "gain, points", "default kept", "rounds saved", "not worse by more than one error"]]
+    rows = [["search", "seeds", "gain, points", "default kept", "rounds saved"]]
     for name, gain in gains(record["cases"]).items():
         kept, saving = f"{gain.kept} of {gain.seeds}", f"{100 * gain.saving:.0f} %"
-        rows.append([name, str(gain.seeds), str(gain), kept, saving, gain.verdict])
+        rows.append([name, str(gain.seeds), str(gain), kept, saving])
     return f"{markdown_table(rows)}\n`{command}`. {machine_text(record)}.\n"
 
 

@@ -4,7 +4,7 @@
     python -m benchmarks.tuning --cost [--device cuda]
 
 Recommendations: on every seed, a search on validation data starts from a default and recommends a setting; both are
-compared on test data. The mean gain over the seeds must not be below minus one standard error. The defaults are plain
+compared on test data. The seeds divide the same data again: ± describes them, and is no test. The defaults are plain
 ones (no tilts) and tuned ones, for which "keep yours" is the right answer.
 
 Cost: the seconds of a search over 64 settings with successive halving, over those of one run to the end, which is timed
@@ -94,7 +94,7 @@ class Gain(NamedTuple):
     """What the recommendations from one default gain on test data, over the seeds."""
 
     mean: float  # points; positive: better than the default
-    error: float | None  # standard error; None: one seed has none
+    deviation: float | None  # standard deviation over the seeds; None: one seed has none
     seeds: int
     kept: int  # on this many seeds, the default was kept
     saving: float  # the share of the rounds that halving saves
@@ -105,21 +105,14 @@ class Gain(NamedTuple):
         gains = [search["gain"] for search in searches]
         return cls(
             mean=fmean(gains),
-            error=stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else None,
+            deviation=stdev(gains) if len(gains) > 1 else None,
             seeds=len(gains),
             kept=sum(search["kept"] for search in searches),
             saving=fmean(search["saving"] for search in searches),
         )
 
     def __str__(self) -> str:
-        return f"{self.mean:+.2f}" if self.error is None else f"{self.mean:+.2f} ± {self.error:.2f}"
-
-    @property
-    def verdict(self) -> str:
-        """Whether the gain is not below minus one standard error."""
-        if self.error is None:
-            return "one seed has no standard error"
-        return "holds" if self.mean >= -self.error else "WORSE"
+        return f"{self.mean:+.2f}" if self.deviation is None else f"{self.mean:+.2f} ± {self.deviation:.2f}"
 
 
 def gains(cases: Sequence[Case]) -> dict[str, Gain]:
@@ -177,7 +170,7 @@ def main() -> None:
         measured = [case for case in json.loads(path.read_text())["cases"] if case["rounds"] == rounds]
     for name, gain in gains(measured).items():
         saved = f"kept {gain.kept} of {gain.seeds}, {gain.saving:.0%} fewer rounds"
-        print(f"{name}: gain {gain} points on test data, {saved}: {gain.verdict}")
+        print(f"{name}: gain {gain} points on test data, {saved}")
 
 
 if __name__ == "__main__":
