@@ -48,9 +48,13 @@ def test_random_rows_say_nothing_of_a_class():
     assert np.var(counts) == pytest.approx(10 * 0.5 * 0.5 * 30 / 39, rel=0.1)
 
 
-def test_groups_are_drawn_whatever_their_classes():
-    group, rng = np.repeat(np.arange(8), 4), np.random.default_rng(0)
-    drawn = np.array([random_groups(group, 8, rng) for _ in range(DRAWS)])
-    assert (drawn.reshape(DRAWS, 8, 4).std(2) == 0).all()
-    assert (drawn.sum(1) == 8).all()
-    assert drawn.mean(0) == pytest.approx(np.full(32, 0.25), abs=4 * np.sqrt(0.1875 / DRAWS))
+@pytest.mark.parametrize("sizes", [[4] * 8, [1] * 10 + [10], [5, 1, 1, 1], [1, 1, 8, 2, 4], [20, 30]])
+def test_groups_are_drawn_whatever_their_size(sizes):
+    """Every row has the same chance: people with many rows are test data as often as others."""
+    group, rng = np.repeat(np.arange(len(sizes)), sizes), np.random.default_rng(0)
+    drawn = np.array([random_groups(group, round(0.25 * len(group)), rng) for _ in range(DRAWS)])
+    for number in range(len(sizes)):
+        rows = drawn[:, group == number]
+        assert (rows.std(1) == 0).all()  # on one side
+    share = max(1, round(0.25 * len(sizes))) / len(sizes)
+    assert drawn.mean(0) == pytest.approx(np.full(len(group), share), abs=4 * np.sqrt(0.25 / DRAWS))

@@ -14,6 +14,7 @@ from fedtilt.report.page import build_page
 from fedtilt.report.run_reader import read_run
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
+from fedtilt.storage.run_folder import drawn_rows
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,20 @@ def test_other_test_rows_are_not_compared(run_folder: Path, other_run: Path) -> 
     assert found.pairs == 0
     changes = [change for row in found.rows.values() for change in row]
     assert all(change.text.endswith(" (other test rows: not compared)") and change.better == 0 for change in changes)
+
+
+def test_as_many_rows_are_not_the_same_rows(run_folder: Path, other_run: Path) -> None:
+    """Two runs with equal numbers by client and class, and other rows; and one of an earlier version."""
+    first, second = (
+        replace(run, seed_runs=tuple(replace(s, test_rows=f"of {s.seed}") for s in run.seed_runs))
+        for run in (read_run(run_folder), read_run(other_run))
+    )
+    others = replace(second, seed_runs=tuple(replace(s, test_rows="others") for s in second.seed_runs))
+    assert (differences(first, second).pairs, differences(first, others).pairs) == (2, 0)
+    unknown = drawn_rows({})
+    earlier = replace(second, seed_runs=tuple(replace(s, test_rows="", drawn=unknown) for s in second.seed_runs))
+    assert unknown.split == "unknown"
+    assert differences(first, earlier).pairs > 0
 
 
 def test_other_outliers_are_not_another_division_of_the_samples(run_folder: Path) -> None:

@@ -97,7 +97,8 @@ class Predictions:
             raise InputError(f"prediction sets are of classes and numbers, and the data has {TARGETS[self.task].words}")
         if self.scores is None:
             remedy = "train with clients.validation = 0.2 in the spec (validation=0.2 of Federation.build)"
-            raise InputError(f"prediction sets need validation data, and the run has none; {remedy}")
+            without = "the run has none (rows by time do not count, since data drifts)"
+            raise InputError(f"prediction sets need validation data, and {without}; {remedy}")
         clients = self.groupings[CLIENT]
         targets = self.labels if self.numbers is None else self.numbers
         bins = score_bins(self.outputs, targets, self.scores.deviation)
@@ -146,8 +147,8 @@ def score_bins(outputs: Tensor, targets: Tensor, deviation: float | None) -> Ten
 
 
 def has_prediction_sets(federation: Federation) -> bool:
-    """Whether what is predicted, classes or numbers, has prediction sets."""
-    return federation.dataset.task in TABLE_TASKS
+    """Whether what is predicted, classes or numbers, has prediction sets; rows by time promise nothing of newer ones."""
+    return federation.dataset.task in TABLE_TASKS and federation.dataset.split != "time"
 
 
 def conformity_scores(federation: Federation, outputs: Tensor) -> ConformityScores:

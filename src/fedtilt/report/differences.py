@@ -71,9 +71,9 @@ def differences(first: Run, second: Run) -> RunDifferences:
 
 
 def _same_rows(first: SeedRun, second: SeedRun) -> bool:
-    known = first.test_rows and second.test_rows  # otherwise, what is known are numbers by client and class
-    same = first.test_rows == second.test_rows if known else torch.equal(first.total, second.total)
-    return same and first.total.shape == second.total.shape and first.client_names == second.client_names
+    known = first.test_rows and second.test_rows  # otherwise, numbers by client and class are all that is known
+    same = torch.equal(first.total, second.total) and (not known or first.test_rows == second.test_rows)
+    return same and first.client_names == second.client_names
 
 
 def _both(first: Draw, second: Draw, methods: Sequence[str]) -> Draw:
