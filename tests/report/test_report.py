@@ -149,7 +149,7 @@ def test_the_summary_names_the_best_method_and_the_lowest_accuracies(run_folder:
         named = r"client .+? of seed [01]: 0 % \(0 to \d\)"
         assert re.search(rf"{re.escape(method)}, ({named}|no client), and", worst_scores(run))
     assert any("never selected" in note.text for note in notes(run))
-    assert any("share rows, so that p is twice the median of theirs" in note.text for note in notes(run))
+    assert any("share test rows, so that p is twice the median of theirs" in note.text for note in notes(run))
     assert min(min(s.values.values()) for s in worst_clients(run, run.methods)) == pytest.approx(
         min(min(row["minimum"]["seeds"]) for row in results.values())
     )

@@ -147,7 +147,7 @@ def score_bins(outputs: Tensor, targets: Tensor, deviation: float | None) -> Ten
 
 
 def has_prediction_sets(federation: Federation) -> bool:
-    """Whether what is predicted, classes or numbers, has prediction sets; rows by time promise nothing of newer ones."""
+    """Whether there are prediction sets: of classes and numbers, and not of rows by time, whose newer ones differ."""
     return federation.dataset.task in TABLE_TASKS and federation.dataset.split != "time"
 
 

@@ -24,7 +24,7 @@ from fedtilt.state import ClientState, ServerState
 
 _NOT_EXPORTED = (
     *("clients", "has_outliers", "attackers", "left_out", "about_data", "group", "class_names"),
-    *("drawn", *DrawnRows._fields),
+    *("drawn", "test_rows", *DrawnRows._fields),
 )
 _TOLERANCE = 1e-4  # of the outputs of ONNX Runtime, relative to the largest
 
