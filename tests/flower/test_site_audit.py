@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 import fedtilt as ft
 from fedtilt.files import read_tensors
 from fedtilt.flower import Task
+from fedtilt.flower.site_data import site_federation
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
 from fedtilt.storage.run_folder import RunFolder
@@ -86,3 +88,20 @@ def test_corrections_by_the_server_are_refused(spec: Path, key: str) -> None:
     task = Task(spec=spec, data=lambda node: None, input_shape=(2,), class_names=("a", "b"))  # type: ignore[arg-type,return-value]
     with pytest.raises(ft.InputError, match=f"data.{key} = .*suspects.csv' has no effect on sites"):
         task.resolve({"set": f"data.{key}=suspects.csv"})
+
+
+def test_how_a_data_function_draws_rows_is_not_the_servers_choice(spec: Path, tmp_path: Path) -> None:
+    """And the server counts on random rows: proportional ones would make what it says of chance wrong."""
+
+    def data(node: dict[str, object]) -> ft.data.Dataset:
+        x = torch.randn(40, 2)
+        return ft.data.from_torch(TensorDataset(x, (x[:, 0] > 0).long()), split="proportional")
+
+    task = Task(spec=spec, data=data, model=ft.models.logistic, input_shape=(2,), class_names=("0", "1"))
+    with pytest.raises(ft.InputError, match="data.split = 'random' has no effect on what a data function returns"):
+        task.resolve({"set": "data.split=random"})
+    config = {"partition-id": 0}
+    with pytest.raises(
+        ft.InputError, match="rows that were drawn with split = 'proportional', and the server counts on"
+    ):
+        site_federation(task, task.resolve({}).spec, config, None)
