@@ -229,16 +229,14 @@ def _rank_table(cells: list[Cell]) -> Table:
 
 
 def _accuracy_table(cells: list[Cell], data: str) -> Table:
-    """Accuracy under every condition of a data set, the best in bold; methods in the order of their mean rank."""
+    """Accuracy under every condition of a data set; methods in the order of their mean rank."""
     ranks, of_data = mean_ranks(cells), [cell for cell in cells if cell.data == data]
     rows: list[list[str | float]] = []
     for method in sorted(ranks, key=lambda name: (ranks[name], name)):
         row: list[str | float] = [method]
         for cell in of_data:
             accuracy = cell.mean(method)
-            best = max(value for name in cell.accuracy if (value := cell.mean(name)) is not None)
-            text = "—" if accuracy is None else f"{accuracy:.2f}"
-            row.append(f"**{text}**" if accuracy == best else text)
+            row.append("—" if accuracy is None else f"{accuracy:.2f}")
         rows.append(row)
     seeds = sorted({len(cell.seeds) for cell in of_data})
     number_of_seeds = " to ".join(str(count) for count in dict.fromkeys((seeds[0], seeds[-1])))

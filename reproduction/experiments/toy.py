@@ -140,8 +140,8 @@ def _classes_are_separated(settings: Mapping[str, Any], measured: Measured) -> t
     holds: Holds = "holds" if close and separated else "holds partly" if close or separated else "does not hold"
     return holds, (
         f"Clients: {one:.1f} % and {two:.1f} %. Worst class: {worst[name]:.1f} %, where a line can reach "
-        f"{limit:.1f} %; FedAvg, without any tilt, has {worst['fedavg']:.1f} %, and the best of all settings tried, "
-        f"{best}, {worst[best]:.1f} %."
+        f"{limit:.1f} %; FedAvg, without any tilt, has {worst['fedavg']:.1f} %, and of all settings tried "
+        f"{best} has the highest, {worst[best]:.1f} %."
     )
 
 
